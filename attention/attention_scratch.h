@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/kernels/paged_attention_kernels.h"
+#include "quern/attention/kernels/softmax_state.h"
 #include "quern/attention/schedule.h"
-#include "quern/attention/softmax_state.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"

@@ -1,6 +1,6 @@
 // What Execute of attention takes is never more than WorkspaceBytes said, for 1
 // to 256 workers: each run has a workspace of exactly that size in a
-// GuardBuffer (attention/paged_attention_testutil.h).
+// GuardBuffer (attention/testing/paged_attention_testutil.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_testutil.h"
 #include "quern/attention/schedule.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/attention/varlen_attention.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"

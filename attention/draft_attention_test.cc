@@ -8,9 +8,9 @@
 
 #include "gtest/gtest.h"
 #include "quern/attention/attention_spec.h"
-#include "quern/attention/draft_testutil.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/draft_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/testing/compare.h"

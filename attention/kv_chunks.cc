@@ -7,8 +7,8 @@
 
 #include "absl/types/span.h"
 #include "quern/attention/attention_scratch.h"
+#include "quern/attention/kernels/paged_attention_kernels.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_kernels.h"
 #include "quern/attention/schedule.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/pack_kv_kernels.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/testing/compare.h"

@@ -13,7 +13,7 @@
 #include "quern/attention/attention_scratch.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/attention_step.h"
-#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/kernels/paged_attention_kernels.h"
 #include "quern/attention/schedule.h"
 #include "quern/attention/schedule_bound.h"
 #include "quern/cache/head_rows.h"

@@ -41,7 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/kernels/paged_attention_kernels.h"
 #include "quern/attention/schedule.h"
 #include "quern/attention/schedule_bound.h"
 #include "quern/cache/kv_cache_view.h"

@@ -19,8 +19,8 @@
 #include "quern/cache/page_table.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/core/workspace.h"
 
 namespace quern {

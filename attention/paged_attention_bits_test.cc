@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"

@@ -12,7 +12,7 @@
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
-#include "quern/attention/schedule_testutil.h"
+#include "quern/attention/testing/schedule_testutil.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_table.h"

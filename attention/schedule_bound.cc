@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/schedule.h"
-#include "quern/attention/schedule_tiles.h"
+#include "quern/attention/schedule/schedule_tiles.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 

@@ -10,7 +10,7 @@
 
 #include "benchmark/benchmark.h"
 #include "quern/c/quern.h"
-#include "quern/c/tvm_ffi.h"
+#include "quern/c/tvm_ffi/tvm_ffi.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"

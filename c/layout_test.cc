@@ -52,6 +52,7 @@ TEST(LayoutTest, IsThatOfVersion0) {
       QUERN_LAYOUT(quern_tokenizer_options, num_bytes, 32, 24),
       QUERN_LAYOUT(quern_tokenizer_info, adds_bos, 24, 20),
       QUERN_LAYOUT(quern_sampling, step, 32, 24),
+      QUERN_LAYOUT(quern_sampling_filters, reserved, 24, 20),
   };
   for (const Layout& layout : layouts) {
     EXPECT_EQ(layout.size, layout.want_size) << layout.name;

@@ -8,7 +8,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/version.h"
 #include "quern/ops/registry/all_ops.h"
-#include "quern/ops/registry/op_docs.h"
+#include "quern/ops/registry/docs/op_docs.h"
 
 namespace quern {
 namespace c_abi {

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "quern/c/c_testutil.h"
-#include "quern/c/norm_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/c_testutil.h"
+#include "quern/c/testing/norm_testutil.h"
 #include "quern/core/version.h"
 
 namespace quern {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/c/attention_testutil.h"
-#include "quern/c/c_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/attention_testutil.h"
+#include "quern/c/testing/c_testutil.h"
 #include "quern/core/dtype.h"
 
 namespace quern {

@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/c/c_testutil.h"
 #include "quern/c/caught.h"
-#include "quern/c/norm_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/c_testutil.h"
+#include "quern/c/testing/norm_testutil.h"
 #include "quern/core/dtype.h"
 
 namespace quern {

@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/c/c_testutil.h"
-#include "quern/c/norm_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/c_testutil.h"
+#include "quern/c/testing/norm_testutil.h"
 #include "quern/testing/guard_buffer.h"
 
 namespace quern {
@@ -84,6 +85,29 @@ TEST_F(OpRefusalTest, RefusesWrongOperands) {
                 QUERN_INVALID_ARGUMENT, "operands is null");
   EXPECT_TRUE(IsPoison(out_[0])) << "a refused call wrote";
   EXPECT_C_OK(Execute(), op_);
+}
+
+// The order is that of quern_op_execute in quern.h. linear, which needs a
+// workspace, is in weights_test.cc.
+TEST_F(OpRefusalTest, ReportsTheFirstOfTwoFaults) {
+  const auto refuse = [&](const char* words, quern_status code) {
+    ExpectRefused(Execute(), op_, code, words);
+  };
+  // x is an operand, but not one that the operator takes.
+  x_in_c_->dtype = quern_dtype_of(QUERN_CODE_BFLOAT, 16);
+  refuse("x is bf16; need f32", QUERN_INVALID_ARGUMENT);
+  operands_[2].flags = 2;
+  refuse("out has flags=2", QUERN_INVALID_ARGUMENT);
+  // Both are no operands: the one that is given first.
+  x_in_c_->dtype.lanes = 4;
+  refuse("x has DLPack type", QUERN_UNIMPLEMENTED);
+  std::swap(operands_[0], operands_[2]);
+  refuse("out has flags=2", QUERN_INVALID_ARGUMENT);
+  // The operator takes neither: the one that its schema has first.
+  operands_[0].flags = QUERN_READ_ONLY;
+  x_in_c_->dtype = quern_dtype_of(QUERN_CODE_BFLOAT, 16);
+  refuse("x is bf16; need f32", QUERN_INVALID_ARGUMENT);
+  EXPECT_TRUE(IsPoison(out_[0])) << "a refused call wrote";
 }
 
 TEST_F(OpRefusalTest, RefusesWrongArguments) {

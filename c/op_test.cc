@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/c/c_testutil.h"
-#include "quern/c/norm_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/c_testutil.h"
+#include "quern/c/testing/norm_testutil.h"
 #include "quern/testing/no_alloc.h"
 
 namespace quern {

@@ -306,7 +306,11 @@ QUERN_API quern_status quern_op_workspace_bytes(quern_op* op, int64_t max_rows,
  * the order of the schema are found fastest. A successful call allocates
  * nothing. Exception: expert operators on an executor of your own allocate one
  * byte for each task. Any number of threads at once, each with its own
- * workspace. */
+ * workspace.
+ *
+ * A call with several faults reports one: the executor's; else that of the
+ * first operand, in the order given, that is no tensor of the operator; else
+ * what the operator refuses of its tensors; else the workspace's. */
 QUERN_API quern_status quern_op_execute(quern_op* op,
                                         const quern_operand* operands,
                                         size_t num_operands, void* workspace,

@@ -29,7 +29,8 @@
  * memory that it makes the library allocate.
  *
  * Structs that end in _options or _info, and quern_model_step, begin with their
- * size. quern_model_item and quern_sampling never change.
+ * size, and so does quern_sampling_filters. quern_model_item and quern_sampling
+ * never change.
  */
 
 #include <stddef.h>
@@ -270,6 +271,16 @@ typedef struct quern_sampling {
   uint64_t step;     /* number of the draw, such as the sequence's length */
 } quern_sampling;
 
+/* More of how one row is sampled. All zeros but `size` change nothing. */
+typedef struct quern_sampling_filters {
+  size_t size;
+  float min_p;       /* least weight, as a share of the largest: in [0, 1] */
+  float top_n_sigma; /* logits within so many standard deviations of the
+                      * largest; 0: all */
+  float typical_p;   /* in (0, 1]; 0: 1, which keeps all */
+  int32_t reserved;  /* 0 */
+} quern_sampling_filters;
+
 /* What a row of logits gives that has no number to choose. */
 #define QUERN_NO_TOKEN (-1)
 
@@ -286,6 +297,12 @@ QUERN_API quern_status quern_sampler_sample(quern_sampler* sampler,
                                             const quern_sampling* sampling,
                                             size_t num_rows, int32_t* tokens,
                                             quern_executor* executor);
+
+/* The same with filters[num_rows]; NULL: none. */
+QUERN_API quern_status quern_sampler_sample_filtered(
+    quern_sampler* sampler, const quern_tensor* logits,
+    const quern_sampling* sampling, const quern_sampling_filters* filters,
+    size_t num_rows, int32_t* tokens, quern_executor* executor);
 
 #ifdef __cplusplus
 }

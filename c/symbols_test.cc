@@ -7,7 +7,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "quern/c/symbols_testutil.h"
+#include "quern/c/testing/symbols_testutil.h"
 
 namespace quern {
 namespace {

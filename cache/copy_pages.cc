@@ -10,7 +10,7 @@
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_allocator.h"
-#include "quern/core/distinct.h"
+#include "quern/core/algorithms/distinct.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"

@@ -10,10 +10,14 @@
 //   #include "quern/gemm/kernels/int8_simd.cc"
 //   #endif
 //
-// The *_simd.cc includes core/quad_dot-inl.h.
+// The *_simd.cc includes core/quad_dot-inl.h. A *_avxvnniint8.cc defines
+// QUERN_AVX_VNNI_INT8_PASS as 1 before, and has AVX-VNNI-INT8 in place of
+// AVX-VNNI.
 
 // The *_simd.cc is compiled with AVX-VNNI.
+#ifndef QUERN_AVX_VNNI_INT8_PASS
 #define QUERN_AVX_VNNI_PASS 1
+#endif
 
 // Highway's switches for one instruction set, whatever the command line says.
 #undef HWY_BASELINE_TARGETS

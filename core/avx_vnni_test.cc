@@ -21,5 +21,26 @@ TEST(AvxVnniTest, IsNotUsedWhileATestForbidsIt) {
   EXPECT_EQ(HasAvxVnni(), has);
 }
 
+#if QUERN_AVX_VNNI && HWY_COMPILER_GCC_ACTUAL >= 1300
+TEST(AvxVnniInt8Test, IsFoundWhereTheCompilersLibraryFindsIt) {
+  EXPECT_EQ(HasAvxVnniInt8(), __builtin_cpu_supports("avxvnniint8") != 0);
+}
+#endif
+
+TEST(AvxVnniInt8Test, IsUsedWhereItIsEmulatedAndAllowed) {
+  const bool has = HasAvxVnniInt8();
+  EXPECT_FALSE(AvxVnniInt8IsEmulated());
+  SetAvxVnniInt8IsEmulated(true);
+  EXPECT_TRUE(HasAvxVnniInt8());
+  AllowAvxVnniForTest(false);
+  EXPECT_FALSE(HasAvxVnniInt8());
+  AllowAvxVnniForTest(true);
+  AllowAvxVnniInt8ForTest(false);
+  EXPECT_FALSE(HasAvxVnniInt8());
+  AllowAvxVnniInt8ForTest(true);
+  SetAvxVnniInt8IsEmulated(false);
+  EXPECT_EQ(HasAvxVnniInt8(), has);
+}
+
 }  // namespace
 }  // namespace quern

@@ -2,8 +2,8 @@
 #define QUERN_CORE_EXECUTOR_H_
 
 // How kernels obtain threads: they are handed an Executor, they never own one.
-// core/hwy_executor.h is the one for programs, InlineExecutor the one for tests
-// and for callers that parallelise outside.
+// core/threads/hwy_executor.h is the one for programs, InlineExecutor the one
+// for tests and for callers that parallelise outside.
 
 #include <cstdint>
 

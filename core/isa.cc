@@ -17,7 +17,25 @@ bool IsCompiled(IsaLeaf leaf) {
   return leaf == IsaLeaf::kNone || QUERN_AVX_VNNI != 0;
 }
 
-bool CpuHas(IsaLeaf leaf) { return leaf == IsaLeaf::kNone || HasAvxVnni(); }
+bool CpuHas(IsaLeaf leaf) {
+  switch (leaf) {
+    case IsaLeaf::kNone:
+      return true;
+    case IsaLeaf::kAvxVnni:
+      return HasAvxVnni();
+    case IsaLeaf::kAvxVnniInt8:
+      return HasAvxVnniInt8();
+  }
+  return false;
+}
+
+// Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
+// whatever DisableTargets has said before, until the next Update.
+int64_t SupportedTargets() {
+  const int64_t targets = hwy::SupportedTargets();
+  hwy::GetChosenTarget().Update(targets);
+  return targets;
+}
 
 }  // namespace
 
@@ -25,12 +43,14 @@ bool StandsFor(absl::string_view ran, absl::string_view isa) {
   if (ran == isa) return true;
   if (isa == "AVX3_DL") return ran == "AVX3";
   if (isa == "AVX3_ZEN4") return ran == "AVX3" || ran == "AVX3_DL";
+  if (isa == kAvxVnniInt8Target) return ran == kAvxVnniTarget;
   return false;
 }
 
 void UseIsaForTest(const Isa* isa) {
   hwy::SetSupportedTargetsForTest(0);
   AllowAvxVnniForTest(isa == nullptr || *isa != Isa{HWY_AVX2});
+  AllowAvxVnniInt8ForTest(isa == nullptr || *isa != kAvx2Vnni);
   if (isa == nullptr) return;
   // A lesser one has a higher bit.
   hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() &
@@ -38,21 +58,33 @@ void UseIsaForTest(const Isa* isa) {
 }
 
 const char* Isa::name() const {
-  return leaf == IsaLeaf::kAvxVnni ? kAvxVnniTarget : hwy::TargetName(highway);
+  switch (leaf) {
+    case IsaLeaf::kNone:
+      break;
+    case IsaLeaf::kAvxVnni:
+      return kAvxVnniTarget;
+    case IsaLeaf::kAvxVnniInt8:
+      return kAvxVnniInt8Target;
+  }
+  return hwy::TargetName(highway);
 }
 
-// DispatchedTarget, because it is an integer in memory: hwy::SupportedTargets()
-// asks the CPU, which may leave a virtual machine, and forgets a cap.
+// DispatchedTarget, where it tells, because it is an integer in memory: to look
+// at the CPU may leave a virtual machine, and dispatch forgets a cap meanwhile.
 bool Isa::Runs() const {
-  return highway >= hwy::DispatchedTarget() && CpuHas(leaf);
+  const int64_t dispatched = hwy::DispatchedTarget();
+  const bool runs =
+      highway == dispatched || isa_internal::TargetRuns<HWY_ARCH_X86 != 0>(
+                                   highway, dispatched, &SupportedTargets);
+  return runs && CpuHas(leaf);
 }
 
 std::vector<Isa> CompiledIsas() {
   std::vector<Isa> isas;
   for (int64_t left = HWY_TARGETS; left != 0; left &= left - 1) {
     const int64_t target = left & -left;
-    if (target == kAvx2Vnni.highway && IsCompiled(kAvx2Vnni.leaf)) {
-      isas.push_back(kAvx2Vnni);
+    for (const Isa& isa : kIsasWithLeaf) {
+      if (target == isa.highway && IsCompiled(isa.leaf)) isas.push_back(isa);
     }
     isas.push_back({target});
   }
@@ -60,10 +92,7 @@ std::vector<Isa> CompiledIsas() {
 }
 
 std::vector<Isa> SupportedIsas() {
-  const int64_t targets = hwy::SupportedTargets();
-  // Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
-  // whatever DisableTargets has said before, until the next Update.
-  hwy::GetChosenTarget().Update(targets);
+  const int64_t targets = SupportedTargets();
   std::vector<Isa> isas;
   for (const Isa& isa : CompiledIsas()) {
     if ((isa.highway & targets) != 0 && CpuHas(isa.leaf)) isas.push_back(isa);

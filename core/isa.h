@@ -14,7 +14,8 @@ namespace quern {
 
 enum class IsaLeaf : uint8_t {
   kNone,
-  kAvxVnni,  // core/avx_vnni.h
+  kAvxVnni,      // core/avx_vnni.h
+  kAvxVnniInt8,  // core/avx_vnni.h
 };
 
 struct Isa {
@@ -24,9 +25,10 @@ struct Isa {
 
   // What a plan's target() returns: "AVX3_ZEN4", "AVX2_VNNI".
   const char* name() const;
-  // Whether plans made now may take kernels of this instruction set: Highway's
-  // dispatch has chosen its target or a better one, and the CPU has the leaf. A
-  // cap (core/max_isa.h) and a test's choice (testing/isa_test.h) count, too.
+  // Whether plans made now may take kernels of this instruction set: the CPU
+  // has its target and its leaf, and Highway's dispatch has chosen this target
+  // or a better one. A cap (core/max_isa.h) and a test's choice
+  // (testing/isa_test.h) count, too.
   bool Runs() const;
 };
 
@@ -36,6 +38,10 @@ inline bool operator==(const Isa& a, const Isa& b) {
 inline bool operator!=(const Isa& a, const Isa& b) { return !(a == b); }
 
 inline constexpr Isa kAvx2Vnni = {HWY_AVX2, IsaLeaf::kAvxVnni};
+inline constexpr Isa kAvx2VnniInt8 = {HWY_AVX2, IsaLeaf::kAvxVnniInt8};
+
+// All that have a leaf, best first.
+inline constexpr Isa kIsasWithLeaf[] = {kAvx2VnniInt8, kAvx2Vnni};
 
 // Whether kernels for `ran`, what a plan's target() returns, may be what a CPU
 // whose best instruction set is `isa` runs: `ran` is `isa`, or what `isa` adds
@@ -52,6 +58,19 @@ std::vector<Isa> CompiledIsas();
 // Instruction sets that were compiled, that this CPU has, and that neither a
 // cap nor a test forbids; best first. Runs() is true for each.
 std::vector<Isa> SupportedIsas();
+
+namespace isa_internal {
+
+// Whether kernels for `target` run where dispatch has chosen `dispatched`.
+// kOrdered: a target implies all that have higher bits, as on x86. Arm's do
+// not: a CPU with SVE2_128 has no SVE_256. There `supported` has to tell.
+template <bool kOrdered>
+bool TargetRuns(int64_t target, int64_t dispatched, int64_t (*supported)()) {
+  if (target < dispatched) return false;
+  return kOrdered || (target & supported()) != 0;
+}
+
+}  // namespace isa_internal
 
 }  // namespace quern
 

@@ -24,6 +24,8 @@ class InstructionSetTest : public testing::Test {
     hwy::DisableTargets(0);
     hwy::SetSupportedTargetsForTest(0);
     AllowAvxVnniForTest(true);
+    AllowAvxVnniInt8ForTest(true);
+    SetAvxVnniInt8IsEmulated(false);
   }
 };
 
@@ -39,7 +41,9 @@ TEST_F(InstructionSetTest, AllHaveNamesAndTheBestComesFirst) {
     }
   }
   const bool avx2 = (HWY_TARGETS & HWY_AVX2) != 0;
-  EXPECT_EQ(names.count("AVX2_VNNI"), avx2 && QUERN_AVX_VNNI ? 1u : 0u);
+  for (const char* const leaf : {"AVX2_VNNI", "AVX2_VNNI_INT8"}) {
+    EXPECT_EQ(names.count(leaf), avx2 && QUERN_AVX_VNNI ? 1u : 0u) << leaf;
+  }
   EXPECT_EQ(names.count("AVX2"), avx2 ? 1u : 0u);
 }
 
@@ -65,6 +69,58 @@ TEST_F(InstructionSetTest, ALeafRunsWithItsTargetWhereItIsAllowed) {
   EXPECT_EQ(kAvx2Vnni.Runs(), has && HWY_STATIC_TARGET <= HWY_AVX2);
 }
 
+TEST_F(InstructionSetTest, AskingForOneForbidsTheLeavesAboveIt) {
+  SetAvxVnniInt8IsEmulated(true);
+  const bool avx2 = (HWY_TARGETS & HWY_AVX2) != 0;
+  const std::vector<Isa> all = SupportedIsas();
+  const auto has = [&](const Isa& isa) {
+    return std::count(all.begin(), all.end(), isa) != 0;
+  };
+  if (!avx2 || !has({HWY_AVX2})) GTEST_SKIP() << "no AVX2";
+  ASSERT_TRUE(has(kAvx2VnniInt8));
+  for (const Isa& asked : {kAvx2VnniInt8, kAvx2Vnni, Isa{HWY_AVX2}}) {
+    if (!has(asked)) continue;
+    UseIsaForTest(&asked);
+    EXPECT_EQ(SupportedIsas().front(), asked) << asked.name();
+    EXPECT_EQ(kAvx2VnniInt8.Runs(), asked == kAvx2VnniInt8);
+    EXPECT_EQ(kAvx2Vnni.Runs(), asked != Isa{HWY_AVX2} && has(kAvx2Vnni));
+  }
+  UseIsaForTest(nullptr);
+  EXPECT_EQ(SupportedIsas(), all);
+}
+
+// What CPUs of Arm have, and what they do not have although its bit is higher.
+TEST(TargetRunsTest, OnlyWhereTheCpuHasIt) {
+  constexpr int64_t kAnyNeon = HWY_NEON_BF16 | HWY_NEON | HWY_NEON_WITHOUT_AES;
+  const auto neoverse_v2 = [] {
+    return int64_t{HWY_SVE2_128 | HWY_SVE2 | HWY_SVE | kAnyNeon};
+  };
+  const auto a64fx = [] {
+    return int64_t{HWY_SVE | HWY_NEON | HWY_NEON_WITHOUT_AES};
+  };
+  const auto runs = [](int64_t target, int64_t dispatched,
+                       int64_t (*supported)()) {
+    return isa_internal::TargetRuns<false>(target, dispatched, supported);
+  };
+  for (const int64_t target : {HWY_SVE2_128, HWY_SVE2, HWY_SVE, HWY_NEON_BF16,
+                               HWY_NEON, HWY_NEON_WITHOUT_AES}) {
+    EXPECT_TRUE(runs(target, HWY_SVE2_128, neoverse_v2)) << target;
+    // A cap forbids the better ones.
+    EXPECT_EQ(runs(target, HWY_NEON, neoverse_v2), target >= HWY_NEON);
+  }
+  EXPECT_FALSE(runs(HWY_SVE_256, HWY_SVE2_128, neoverse_v2));
+  EXPECT_TRUE(runs(HWY_SVE, HWY_SVE, a64fx));
+  EXPECT_FALSE(runs(HWY_NEON_BF16, HWY_SVE, a64fx));
+  EXPECT_TRUE(runs(HWY_NEON, HWY_SVE, a64fx));
+  // x86 does not ask.
+  const auto on_x86 = [](int64_t target) {
+    return isa_internal::TargetRuns<true>(target, HWY_AVX2, nullptr);
+  };
+  EXPECT_TRUE(on_x86(HWY_AVX2));
+  EXPECT_TRUE(on_x86(HWY_SSE2));
+  EXPECT_FALSE(on_x86(HWY_AVX3));
+}
+
 // hwy::SupportedTargets() alone would lift the cap for dispatch.
 TEST_F(InstructionSetTest, ALookAtTheCpuKeepsACap) {
   const Isa best = SupportedIsas().front();
@@ -76,14 +132,15 @@ TEST_F(InstructionSetTest, ALookAtTheCpuKeepsACap) {
   EXPECT_NE(hwy::DispatchedTarget(), best.highway);
 }
 
-TEST(StandsForTest, AVX3ForItselfWithMoreInstructions) {
-  const char* const names[] = {"AVX3_ZEN4", "AVX3_DL",   "AVX3",
-                               "AVX2",      "AVX2_VNNI", "SSE4"};
+TEST(StandsForTest, ASetForItselfWithMoreInstructions) {
+  const char* const names[] = {"AVX3_ZEN4", "AVX3_DL",        "AVX3", "AVX2",
+                               "AVX2_VNNI", "AVX2_VNNI_INT8", "SSE4"};
   for (const std::string isa : names) {
     for (const std::string ran : names) {
       const bool stands = ran == isa ||
                           (ran == "AVX3" && isa.rfind("AVX3", 0) == 0) ||
-                          (ran == "AVX3_DL" && isa == "AVX3_ZEN4");
+                          (ran == "AVX3_DL" && isa == "AVX3_ZEN4") ||
+                          (ran == "AVX2_VNNI" && isa == "AVX2_VNNI_INT8");
       EXPECT_EQ(StandsFor(ran, isa), stands) << ran << " for " << isa;
     }
   }
@@ -92,13 +149,15 @@ TEST(StandsForTest, AVX3ForItselfWithMoreInstructions) {
 using SomeSet = KernelSet<int, int>;
 int Best(int i) { return i; }
 int Leaf(int i) { return 10 + i; }
+int BetterLeaf(int i) { return 15 + i; }
 int Plain(int i) { return 20 + i; }
 int Least(int i) { return 30 + i; }
 
 TEST_F(InstructionSetTest, PlansTakeTheFirstSetThatRuns) {
+  SetAvxVnniInt8IsEmulated(true);
   const SomeSet sets[] = {
-      {{HWY_AVX3}, &Best},  {{HWY_AVX3}, nullptr},         {kAvx2Vnni, &Leaf},
-      {{HWY_AVX2}, &Plain}, {{HWY_STATIC_TARGET}, &Least},
+      {{HWY_AVX3}, &Best}, {{HWY_AVX3}, nullptr}, {kAvx2VnniInt8, &BetterLeaf},
+      {kAvx2Vnni, &Leaf},  {{HWY_AVX2}, &Plain},  {{HWY_STATIC_TARGET}, &Least},
   };
   const auto first = [&] {
     return FirstThatRuns(absl::MakeConstSpan(sets)).get(1);
@@ -108,13 +167,16 @@ TEST_F(InstructionSetTest, PlansTakeTheFirstSetThatRuns) {
     if (HWY_STATIC_TARGET != HWY_TARGETS) {
       hwy::SetSupportedTargetsForTest(isa.highway);
     }
-    AllowAvxVnniForTest(isa.leaf == IsaLeaf::kAvxVnni);
+    AllowAvxVnniForTest(isa.leaf != IsaLeaf::kNone);
+    AllowAvxVnniInt8ForTest(isa == kAvx2VnniInt8);
     const int64_t target = hwy::DispatchedTarget();
-    EXPECT_EQ(first(), target <= HWY_AVX3   ? 1
-                       : isa == kAvx2Vnni   ? 11
-                       : target == HWY_AVX2 ? 21
-                                            : 31);
+    EXPECT_EQ(first(), target <= HWY_AVX3     ? 1
+                       : isa == kAvx2VnniInt8 ? 16
+                       : isa == kAvx2Vnni     ? 11
+                       : target == HWY_AVX2   ? 21
+                                              : 31);
     AllowAvxVnniForTest(true);
+    AllowAvxVnniInt8ForTest(true);
   }
 }
 

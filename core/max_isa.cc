@@ -7,7 +7,8 @@
 #include "absl/strings/str_join.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/isa.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -23,7 +24,9 @@ absl::Status Refuse(absl::string_view isa, absl::string_view why) {
 }  // namespace
 
 int64_t IsaBit(absl::string_view isa) {
-  if (absl::EqualsIgnoreCase(isa, kAvxVnniTarget)) return HWY_AVX2;
+  for (const Isa& leaf : kIsasWithLeaf) {
+    if (absl::EqualsIgnoreCase(isa, leaf.name())) return leaf.highway;
+  }
   const std::string unknown = hwy::TargetName(0);
   for (int shift = 0; shift < 63; ++shift) {
     const int64_t bit = int64_t{1} << shift;
@@ -37,6 +40,7 @@ absl::Status SetMaxIsa(absl::string_view isa) {
   if (isa.empty()) {
     hwy::DisableTargets(0);
     AllowAvxVnniForTest(true);
+    AllowAvxVnniInt8ForTest(true);
     return absl::OkStatus();
   }
   const int64_t bit = IsaBit(isa);
@@ -46,9 +50,10 @@ absl::Status SetMaxIsa(absl::string_view isa) {
     return Refuse(isa, "and lesser ones have no kernels in this library");
   }
   hwy::DisableTargets(bit - 1);
-  // AVX2 is without AVX-VNNI, whose rows come before it.
-  AllowAvxVnniForTest(bit < HWY_AVX2 ||
-                      absl::EqualsIgnoreCase(isa, kAvxVnniTarget));
+  // AVX2 is without AVX-VNNI, and AVX2_VNNI without AVX-VNNI-INT8, whose rows
+  // come before it.
+  AllowAvxVnniForTest(!absl::EqualsIgnoreCase(isa, "AVX2"));
+  AllowAvxVnniInt8ForTest(!absl::EqualsIgnoreCase(isa, kAvxVnniTarget));
   return absl::OkStatus();
 }
 

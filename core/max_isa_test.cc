@@ -10,7 +10,7 @@
 #include "hwy/per_target.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 
 namespace quern {
 namespace {
@@ -50,13 +50,20 @@ TEST_F(MaxIsaTest, NothingButAnotherCapEndsACap) {
 }
 
 TEST_F(MaxIsaTest, PlainAvx2IsWithoutAvxVnni) {
+  SetAvxVnniInt8IsEmulated(true);
   const bool has = HasAvxVnni();
   ASSERT_TRUE(SetMaxIsa("AVX2").ok());
   EXPECT_FALSE(HasAvxVnni());
-  ASSERT_TRUE(SetMaxIsa("AVX2_VNNI").ok());
+  EXPECT_FALSE(HasAvxVnniInt8());
+  ASSERT_TRUE(SetMaxIsa("avx2_vnni").ok());
   EXPECT_EQ(HasAvxVnni(), has);
-  ASSERT_TRUE(SetMaxIsa("AVX3_ZEN4").ok());
-  EXPECT_EQ(HasAvxVnni(), has);
+  EXPECT_FALSE(HasAvxVnniInt8());
+  for (const char* const isa : {"AVX2_VNNI_INT8", "AVX3_ZEN4"}) {
+    ASSERT_TRUE(SetMaxIsa(isa).ok());
+    EXPECT_EQ(HasAvxVnni(), has);
+    EXPECT_TRUE(HasAvxVnniInt8());
+  }
+  SetAvxVnniInt8IsEmulated(false);
 }
 
 TEST_F(MaxIsaTest, WhatIsBetterThanTheCpuChangesNothing) {

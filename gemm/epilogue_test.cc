@@ -15,8 +15,10 @@
 #include "quern/core/executor.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -77,7 +79,7 @@ double BoundOf(Act act, double v) {
 
 Shape ShapeOf(int64_t m, int64_t n, int64_t k, Act act,
               Residual residual = Residual::kNone, int64_t padding = 0) {
-  return {m, n, k, padding, padding, true, WeightLayout::kNK, act, residual};
+  return {m, n, k, padding, padding, true, act, residual};
 }
 
 // c in double, from the results of the layer.
@@ -120,7 +122,7 @@ class EpilogueTest : public LinearTest {
 
   // a is integers; as int8 it has scales and zero points for its rows.
   template <typename A, typename C>
-  void ExpectExactFrom(FormatCase f, const Shape& s,
+  void ExpectExactFrom(WeightCase f, const Shape& s,
                        const std::vector<Executor*>& executors) {
     SCOPED_TRACE(testing::Message()
                  << DTypeName(DTypeOf<A>) << " by " << f << " to "
@@ -145,7 +147,7 @@ class EpilogueTest : public LinearTest {
     }
     const auto residual = SmallIntegers<C>(
         rng, s.residual == Residual::kNone ? 0 : s.m * s.cols(), -99, 99);
-    auto v = w.Product(s.m, exact_a);
+    auto v = ProductOf(w, s.m, exact_a);
     for (int64_t i = 0; s.act != Act::kNone && i < s.m * s.n; ++i) {
       double& x = v[static_cast<size_t>(i)];
       if (i % s.n < s.cols() && x < 0) x = 0;
@@ -162,9 +164,9 @@ class EpilogueTest : public LinearTest {
     }
   }
   template <typename A, typename C>
-  void ExpectExact(FormatCase f, Shape s,
+  void ExpectExact(WeightCase f, Shape s,
                    const std::vector<Executor*>& executors) {
-    if (f.format > WeightFormat::kI8Channel) s.layout = WeightLayout::kNK;
+    if (f.format > WeightFormat::kI8Channel) f.layout = WeightLayout::kNK;
     if (f.format == WeightFormat::kI8Channel) {
       ExpectExactFrom<int8_t, C>(f, s, executors);
     } else {
@@ -185,8 +187,7 @@ class EpilogueTest : public LinearTest {
           if (IsGated(s.act)) s.n = 2 * columns;
           s.residual = static_cast<Residual>(i % 3);
           s.padding = s.shift = i % 4;
-          s.layout = i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK;
-          fn(s);
+          fn(s, i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK);
           if (HasFailure()) return;
         }
       }
@@ -194,7 +195,7 @@ class EpilogueTest : public LinearTest {
   }
 
   template <typename A, typename C>
-  void ExpectRealsWithinBound(FormatCase f) {
+  void ExpectRealsWithinBound(WeightCase f) {
     TestRng rng;
     ManyWorkers executor(2);
     for (const Act act : kActs) {
@@ -212,8 +213,8 @@ class EpilogueTest : public LinearTest {
         exact_a = Dequantised(a, rows);
       }
       const auto residual = UniformReals<C>(rng, s.m * s.cols());
-      const auto v = w.Product(s.m, exact_a);
-      const auto sums = w.Bounds(s.m, exact_a);
+      const auto v = ProductOf(w, s.m, exact_a);
+      const auto sums = BoundsOf(w, s.m, exact_a);
       const auto bound = [&](double expected, int64_t flat) {
         const auto at =
             static_cast<size_t>(flat / s.cols() * s.n + flat % s.cols());
@@ -246,7 +247,7 @@ class EpilogueTest : public LinearTest {
     std::vector<double> want;
     for (const float x : v) want.push_back(Activated(act, double{x}));
     const Shape s = ShapeOf(1, static_cast<int64_t>(v.size()), 1, act);
-    KnownWeights w = EmptyWeights(WeightFormat::kF32, s);
+    KnownWeights w = EmptyWeights({WeightFormat::kF32}, s);
     w.codes = ToDoubles(v);
     const auto plan = Plan(SpecOf<float, float>(act), w);
     const auto got =
@@ -265,14 +266,15 @@ class EpilogueTest : public LinearTest {
 QUERN_INSTANTIATE_ISA_TEST(EpilogueTest);
 
 TEST_P(EpilogueTest, IsExactAtEveryRemainder) {
-  for (const FormatCase& f : kEveryFormat) {
-    ForEachShape(
-        [&](const Shape& s) { ExpectExact<BF, float>(f, s, {&inline_}); });
+  for (const WeightCase& f : kEveryFormat) {
+    ForEachShape([&](const Shape& s, WeightLayout layout) {
+      ExpectExact<BF, float>({f.format, layout, f.zeros}, s, {&inline_});
+    });
   }
 }
 
 TEST_P(EpilogueTest, RoundsOnceToEachOutputType) {
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     for (const Act act : kActs) {
       for (const auto residual :
            {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
@@ -290,7 +292,7 @@ TEST_P(EpilogueTest, RoundsOnceToEachOutputType) {
 TEST_P(EpilogueTest, IsExactHoweverItIsDivided) {
   ManyWorkers two(2), five(5), many(64);
   const std::vector<Executor*> executors = {&two, &five, &many};
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     if (f.format == WeightFormat::kF16) continue;
     const int64_t k = f.format == WeightFormat::kBF16 ? 2100 : 1100;
     for (const int64_t n : {6, 32, 100, 300}) {
@@ -312,7 +314,7 @@ TEST_P(EpilogueTest, IsExactHoweverItIsDivided) {
 }
 
 TEST_P(EpilogueTest, RealsStayWithinTheDerivedBound) {
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     if (f.format == WeightFormat::kI8Channel) {
       ExpectRealsWithinBound<int8_t, float>(f);
       ExpectRealsWithinBound<int8_t, BF>(f);
@@ -326,7 +328,7 @@ TEST_P(EpilogueTest, RealsStayWithinTheDerivedBound) {
 
 TEST_P(EpilogueTest, ARowHasTheSameBitsAloneAndInABatch) {
   TestRng rng;
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     SCOPED_TRACE(testing::Message() << f);
     const Shape s = ShapeOf(37, 166, 1184, Act::kSiluAndMul, Residual::kApart);
     ExpectRowsAlone<BF>(Plan(SpecFor<BF, float>(s), RealWeights(rng, f, s)), s,
@@ -337,7 +339,7 @@ TEST_P(EpilogueTest, ARowHasTheSameBitsAloneAndInABatch) {
 TEST_P(EpilogueTest, NaNStaysInItsRowAndElement) {
   TestRng rng;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     for (const Act act : kActs) {
       SCOPED_TRACE(testing::Message() << f << " " << LinearActivationName(act));
       const Shape s = ShapeOf(5, 70, 64, act, Residual::kApart);
@@ -389,7 +391,7 @@ TEST_P(EpilogueTest, ActivationsAreAccurateBetweenTheBFloat16s) {
 TEST_P(EpilogueTest, NoRowsAreNoWork) {
   TestRng rng;
   const Shape s = ShapeOf(0, 6, 32, Act::kSiluAndMul);
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     ExpectNoRowsAreNoWork<BF, float>(
         Plan(SpecFor<BF, float>(s), ExactWeights(rng, f, s)));
   }

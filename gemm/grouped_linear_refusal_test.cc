@@ -15,7 +15,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -27,7 +27,7 @@ using Act = LinearActivation;
 
 class GroupedLinearRefusalTest : public testing::Test {
  protected:
-  LinearWeights Weights(FormatCase format, int64_t n, int64_t k,
+  LinearWeights Weights(WeightCase format, int64_t n, int64_t k,
                         bool bias = false, Act act = Act::kNone) {
     Shape s{0, n, k};
     s.bias = bias;
@@ -44,10 +44,10 @@ class GroupedLinearRefusalTest : public testing::Test {
 };
 
 TEST_F(GroupedLinearRefusalTest, WeightsThatAreNotOfOneKind) {
-  const FormatCase bf16 = {WeightFormat::kBF16};
+  const WeightCase bf16 = {WeightFormat::kBF16};
   const LinearWeights first = Weights(bf16, 32, 64);
-  const FormatCase i4 = {WeightFormat::kI4Group};
-  const FormatCase i4_zeros = {WeightFormat::kI4Group, true};
+  const WeightCase i4 = {WeightFormat::kI4Group};
+  const WeightCase i4_zeros = {WeightFormat::kI4Group, WeightLayout::kNK, true};
   const GroupedLinearSpec spec;
   ExpectRefusal(Create(spec, {}), "number of weights=0");
   ExpectRefusal(Create(spec, {LinearWeights()}), "n of the weights=0");

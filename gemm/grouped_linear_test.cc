@@ -19,8 +19,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -55,7 +57,7 @@ struct Groups {
 class GroupedLinearTest : public IsaTest {
  protected:
   template <typename A, typename C>
-  Groups MakeGroups(Rng& rng, FormatCase format, const Shape& s, size_t count) {
+  Groups MakeGroups(Rng& rng, WeightCase format, const Shape& s, size_t count) {
     Groups groups;
     for (size_t g = 0; g < count; ++g) {
       groups.weights.push_back(RealWeights(rng, format, s).Pack(inline_));
@@ -143,7 +145,7 @@ class GroupedLinearTest : public IsaTest {
 
   // Rows of a in any order, some of them twice.
   template <typename A, typename C>
-  void ExpectRowsOfTheirGroups(FormatCase format, const Shape& s,
+  void ExpectRowsOfTheirGroups(WeightCase format, const Shape& s,
                                const Counts& counts) {
     TestRng rng;
     const Groups groups = MakeGroups<A, C>(rng, format, s, counts.size());
@@ -184,8 +186,8 @@ TEST_P(GroupedLinearTest, FollowsTheActOrderOfEachGroup) {
       std::vector<KnownWeights> known;
       std::vector<LinearWeights> weights;
       for (size_t g = 0; g < counts.size(); ++g) {
-        known.push_back(
-            ExactWeights(rng, {WeightFormat::kI4Group, zeros}, s, 7, 2));
+        known.push_back(ExactWeights(
+            rng, {WeightFormat::kI4Group, WeightLayout::kNK, zeros}, s, 7, 2));
         for (int64_t i = 0; i < k; ++i) {
           known[g].g_idx.push_back(static_cast<int32_t>(i / 32));
         }
@@ -206,7 +208,7 @@ TEST_P(GroupedLinearTest, FollowsTheActOrderOfEachGroup) {
       for (size_t g = 0; g < counts.size(); ++g) {
         const auto to = from + static_cast<ptrdiff_t>(counts[g] * k);
         const auto part =
-            known[g].Product(counts[g], std::vector<double>(from, to));
+            ProductOf(known[g], counts[g], std::vector<double>(from, to));
         want.insert(want.end(), part.begin(), part.end());
         from = to;
       }
@@ -229,7 +231,7 @@ const Counts& FewAndMany() {
 }
 
 TEST_P(GroupedLinearTest, EveryFormatGivesTheBitsOfItsLinears) {
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     SCOPED_TRACE(testing::Message() << format);
     Shape s{0, 72, 608};
     s.padding = 5;
@@ -239,7 +241,7 @@ TEST_P(GroupedLinearTest, EveryFormatGivesTheBitsOfItsLinears) {
 }
 
 TEST_P(GroupedLinearTest, EveryGatedFormatGivesTheBitsOfItsLinears) {
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     SCOPED_TRACE(testing::Message() << format);
     Shape s{0, 104, 64};
     s.act = Act::kSiluAndMul;
@@ -250,9 +252,9 @@ TEST_P(GroupedLinearTest, EveryGatedFormatGivesTheBitsOfItsLinears) {
 }
 
 TEST_P(GroupedLinearTest, ManyRowsOfOneGroupAreSeveralBlocks) {
-  for (const FormatCase format :
-       {FormatCase{WeightFormat::kBF16}, FormatCase{WeightFormat::kI8Channel},
-        FormatCase{WeightFormat::kI4Group, true}}) {
+  for (const WeightCase format :
+       {WeightCase{WeightFormat::kBF16}, WeightCase{WeightFormat::kI8Channel},
+        WeightCase{WeightFormat::kI4Group, WeightLayout::kNK, true}}) {
     SCOPED_TRACE(testing::Message() << format);
     const Shape s{0, 40, 64};
     ExpectRowsOfTheirGroups<BF, float>(format, s, {3, 257, 0, 519, 256});
@@ -272,9 +274,9 @@ TEST_P(GroupedLinearTest, EveryFewRows) {
 // the group ends beyond its number of rows, where the next one must not begin.
 TEST_P(GroupedLinearTest, GroupsWhoseTilesLeaveGapsLieApart) {
   const Shape s{0, 33, 70};
-  for (const FormatCase format :
-       {FormatCase{WeightFormat::kF32}, FormatCase{WeightFormat::kI8Channel},
-        FormatCase{WeightFormat::kI4Group, true}}) {
+  for (const WeightCase format :
+       {WeightCase{WeightFormat::kF32}, WeightCase{WeightFormat::kI8Channel},
+        WeightCase{WeightFormat::kI4Group, WeightLayout::kNK, true}}) {
     for (int64_t rows = 13; rows <= 47; ++rows) {
       SCOPED_TRACE(testing::Message() << format << ", " << rows << " rows");
       ExpectRowsOfTheirGroups<float, float>(format, s, {rows, 2, rows, 1});
@@ -299,9 +301,9 @@ TEST_P(GroupedLinearTest, ThreadsChangeNoBit) {
   // Rows enough that packing is divided, too.
   const Shape s{0, 320, 512};
   const Counts counts = {400, 0, 70, 1, 19, 2};
-  for (const FormatCase format :
-       {FormatCase{WeightFormat::kBF16}, FormatCase{WeightFormat::kI8Channel},
-        FormatCase{WeightFormat::kI4Group, true}}) {
+  for (const WeightCase format :
+       {WeightCase{WeightFormat::kBF16}, WeightCase{WeightFormat::kI8Channel},
+        WeightCase{WeightFormat::kI4Group, WeightLayout::kNK, true}}) {
     SCOPED_TRACE(testing::Message() << format);
     const Groups groups = MakeGroups<BF, float>(rng, format, s, counts.size());
     const auto plan = Plan<BF, float>(groups, s.act);
@@ -335,7 +337,7 @@ TEST_P(GroupedLinearTest, NoRowsAreNoWork) {
 
 TEST_P(GroupedLinearTest, BytesNeverFall) {
   TestRng rng;
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     const Shape s{0, 48, 608};
     const Groups groups = MakeGroups<BF, float>(rng, format, s, 3);
     const auto plan = Plan<BF, float>(groups, s.act);

@@ -16,9 +16,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_blocks_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_format_testutil.h"
 #include "quern/testing/compare.h"
@@ -32,11 +33,39 @@
 namespace quern {
 namespace {
 
-class LinearBlocksTest : public BlockPlansTest {
+// The values where all codes are 0: -t, and nothing that is a code.
+std::vector<double> MinimaOf(const KnownWeights& w) {
+  const BlockFormatInfo& info = InfoOf(w.spec.block_format);
+  size_t begin = 0, end = static_cast<size_t>(info.bytes);
+  switch (info.format) {
+    case BlockFormat::kQ4_1:
+    case BlockFormat::kQ5_1:
+      begin = 4;
+      break;
+    case BlockFormat::kQ4_K:
+    case BlockFormat::kQ5_K:
+      begin = 16;
+      break;
+    case BlockFormat::kQ2_K:
+      begin = 16;
+      end = 80;
+      break;
+    default:
+      return std::vector<double>(static_cast<size_t>(w.spec.n * w.spec.k));
+  }
+  auto zeroed = w.blocks;
+  for (size_t i = 0; i < zeroed.size(); ++i) {
+    const size_t byte = i % static_cast<size_t>(info.bytes);
+    if (byte >= begin && byte < end) zeroed[i] = 0;
+  }
+  return w.ValuesOf(zeroed);
+}
+
+class LinearBlocksTest : public LinearTest {
  protected:
   template <typename A, typename C>
   void ExpectExact(BlockFormat format, const Shape& s, Executor& executor) {
-    BlockPlansTest::ExpectExact<A, C>(Int8Spec<A, C>(), format, s, executor);
+    ExpectExactBlocks<A, C>(Int8Spec<A, C>(), format, s, executor);
   }
 
   // Expects c within a derived bound of the same arithmetic in double. Of each
@@ -48,29 +77,20 @@ class LinearBlocksTest : public BlockPlansTest {
                          Executor& executor) {
     SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const BlockWeights w = RandomBlockWeights(rng, format, s.n, s.k, 1.0);
-    const auto plan = Plan(w, Int8Spec<A, C>());
+    const KnownWeights w = BlockWeights(rng, format, s.n, s.k, 1.0);
+    const auto plan = Plan(Int8Spec<A, C>(), w);
     const auto a = UniformReals<A>(rng, s.m * s.k);
     const auto rows = QuantisedInBlocks(a);
-    const auto bias = w.bias.empty()
-                          ? std::vector<double>(static_cast<size_t>(s.n))
-                          : ToDoubles(w.bias);
     auto magnitudes = w.Values();
-    const auto minima = w.Minima();
+    const auto minima = MinimaOf(w);
     for (size_t i = 0; i < magnitudes.size(); ++i) {
       magnitudes[i] = std::abs(magnitudes[i]) + 2 * std::abs(minima[i]);
     }
-    const auto want = ReferenceLinear(s.m, s.n, s.k, rows, w.Values(), bias);
-    const auto magnitude = ReferenceLinear(s.m, s.n, s.k, Magnitudes(rows),
-                                           magnitudes, Magnitudes(bias));
     const double roundings = static_cast<double>(2 * s.k / 16 + 4);
-    EXPECT_TRUE(AllWithin(
-        RunLinear<A, C>(plan, s, a, executor), want,
-        [&](double expected, int64_t flat) {
-          const double sums = 1.001 * std::ldexp(roundings, -24) *
-                              magnitude[static_cast<size_t>(flat)];
-          return sums + UnitRoundoff<C>() * (std::abs(expected) + sums);
-        }))
+    EXPECT_TRUE(IsWithin(RunLinear<A, C>(plan, s, a, executor),
+                         ProductOf(w, s.m, rows),
+                         SumBounds(w, s.m, rows, magnitudes,
+                                   1.001 * std::ldexp(roundings, -24))))
         << plan.Explain(s.m);
   }
 };
@@ -106,11 +126,11 @@ TEST_P(LinearBlocksTest, ReachTheExtremesExactly) {
   for (const BlockFormatInfo& info : BlockFormats()) {
     for (const int byte : {0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0}) {
       SCOPED_TRACE(testing::Message() << info.name << " of bytes " << byte);
-      BlockWeights w = IntegerBlockWeights(rng, info.format, 16, 256);
+      KnownWeights w = IntegerBlockWeights(rng, info.format, 16, 256);
       const auto all = static_cast<uint8_t>(byte);
       std::fill(w.blocks.begin(), w.blocks.end(), all);
       SetScales(w);
-      const auto plan = Plan(w, Int8Spec<float, float>());
+      const auto plan = Plan(Int8Spec<float, float>(), w);
       for (const int64_t m : {3, 16}) {
         std::vector<float> a(static_cast<size_t>(m * 256));
         for (int64_t r = 0; r < m; ++r) {
@@ -120,11 +140,7 @@ TEST_P(LinearBlocksTest, ReachTheExtremesExactly) {
             a[static_cast<size_t>(i)] = negative ? -127 : 127;
           }
         }
-        const auto want = ReferenceLinear(m, 16, 256, ToDoubles(a), w.Values(),
-                                          ToDoubles(w.bias));
-        EXPECT_TRUE(
-            AllEqual(RunLinear<float, float>(plan, {m, 16, 256}, a, inline_),
-                     RoundedTo<float>(want)));
+        LinearTest::ExpectExact<float, float>(plan, w, {m}, a, inline_);
       }
     }
   }
@@ -147,8 +163,8 @@ TEST_P(LinearBlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
   for (const BlockFormatInfo& info : BlockFormats()) {
     SCOPED_TRACE(info.name);
     const int64_t k = info.values == 32 ? 1024 + 32 : 1280;
-    const BlockWeights w = RandomBlockWeights(rng, info.format, 50, k, 1.0);
-    const auto plan = Plan(w, Int8Spec<BFloat16, float>());
+    const KnownWeights w = BlockWeights(rng, info.format, 50, k, 1.0);
+    const auto plan = Plan(Int8Spec<BFloat16, float>(), w);
     ExpectRowsAlone<BFloat16>(plan, {37, 50, k}, rng);
   }
 }
@@ -157,8 +173,8 @@ TEST_P(LinearBlocksTest, HaveTheBitsOfOtherInstructionSets) {
   TestRng rng;
   for (const BlockFormatInfo& info : BlockFormats()) {
     SCOPED_TRACE(info.name);
-    const auto w = RandomBlockWeights(rng, info.format, 40, 768, 1.0);
-    ExpectBitsOfTheBest(w.Pack(false), rng);
+    const auto w = BlockWeights(rng, info.format, 40, 768, 1.0);
+    ExpectBitsOfTheBest(w.Pack(inline_), rng);
   }
 }
 
@@ -176,10 +192,12 @@ TEST_P(LinearBlocksTest, AreGatedAndStacked) {
   for (const auto format : {BlockFormat::kQ4_K, BlockFormat::kQ5_0,
                             BlockFormat::kQ8_0, BlockFormat::kIQ4_XS}) {
     const int64_t n = 2 * 24, k = 512;
-    const BlockWeights w = RandomBlockWeights(rng, format, n, k, 0.1);
+    const KnownWeights w = BlockWeights(rng, format, n, k, 0.1);
     const auto act = LinearActivation::kSiluAndMul;
-    const auto plan = Plan(w, Int8Spec<float, float>(act), {24});
-    const auto both = Plan(w, Int8Spec<float, float>());
+    const WeightSources sources(w);
+    const auto plan = Plan(Int8Spec<float, float>(act),
+                           sources.Pack(sources.CutAt({24}), inline_, true));
+    const auto both = Plan(Int8Spec<float, float>(), w);
     for (const int64_t m : {2, 9}) {
       Shape s{m, n, k};
       const auto a = UniformReals<float>(rng, m * k);
@@ -205,7 +223,7 @@ TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
   for (const auto format :
        {BlockFormat::kQ6_K, BlockFormat::kQ8_0, BlockFormat::kIQ4_XS}) {
     ExpectGroupsHaveTheBitsOfLayers(Int8Spec<float, float>(), rng, [&] {
-      return RandomBlockWeights(rng, format, 40, 512, 1.0).Pack(false);
+      return BlockWeights(rng, format, 40, 512, 1.0);
     });
   }
 }
@@ -215,28 +233,18 @@ TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
 TEST_P(LinearBlocksTest, Q4_0HasTheBitsOfInt4) {
   TestRng rng;
   const int64_t n = 37, k = 1056;
-  const BlockWeights w = RandomBlockWeights(rng, BlockFormat::kQ4_0, n, k, 1.0);
-  LinearWeightsSpec spec;
-  spec.n = n;
-  spec.k = k;
-  spec.format = WeightFormat::kI4Group;
-  spec.group_size = 32;
-  std::vector<uint8_t> codes;
-  std::vector<double> scales(static_cast<size_t>(k / 32 * n));
+  const KnownWeights w = BlockWeights(rng, BlockFormat::kQ4_0, n, k, 1.0);
+  KnownWeights i4 = EmptyWeights({WeightFormat::kI4Group}, {0, n, k});
+  i4.scales_as = DType::kF16;
+  i4.scales.resize(static_cast<size_t>(k / 32 * n));
   for (int64_t i = 0; i < n * k; ++i) {
     const auto value = ReferenceValue(BlockFormat::kQ4_0,
                                       w.blocks.data() + i / 32 * 18, i % 32);
-    codes.push_back(static_cast<uint8_t>(value.code));
-    scales[static_cast<size_t>(i % k / 32 * n + i / k)] = value.step;
+    i4.codes.push_back(static_cast<double>(value.code));
+    i4.scales[static_cast<size_t>(i % k / 32 * n + i / k)] = value.step;
   }
-  const auto halves = RoundedTo<Float16>(scales);
-  LinearSource source;
-  source.codes = DenseMatrix(codes.data(), n, k);
-  source.scales = DenseMatrix(halves.data(), k / 32, n);
-  const auto packed = LinearWeights::Pack(spec, {source}, inline_);
-  ASSERT_EQ(packed.status(), absl::OkStatus());
-  const auto blocks = Plan(w, Int8Spec<float, float>());
-  const auto int4 = GuardedPlan(*packed, Int8Spec<float, float>());
+  const auto blocks = Plan(Int8Spec<float, float>(), w);
+  const auto int4 = Plan(Int8Spec<float, float>(), i4);
   for (const int64_t m : {1, 4, 20}) {
     const auto a = UniformReals<float>(rng, m * k);
     EXPECT_TRUE(
@@ -250,9 +258,8 @@ TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
   for (const auto format :
        {BlockFormat::kQ4_K, BlockFormat::kQ8_0, BlockFormat::kIQ4_XS})
     for (const int64_t m : {2, 6, 15}) {
-      const BlockWeights w = IntegerBlockWeights(rng, format, 16, 512);
-      const auto plan = Plan(w, Int8Spec<float, float>());
-      const auto values = w.Values();
+      const KnownWeights w = IntegerBlockWeights(rng, format, 16, 512);
+      const auto plan = Plan(Int8Spec<float, float>(), w);
       const Shape s{m, 16, 512};
       auto a = IntegerRows<float>(rng, m * s.k);
       std::fill(a.begin() + 32, a.begin() + 64, 0.0f);
@@ -260,24 +267,11 @@ TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
       a[100] = -0.0f;
       auto exact = a;
       std::fill(exact.begin() + 64, exact.begin() + 96, 0.0f);
-      const auto want = RoundedTo<float>(ReferenceLinear(
-          m, s.n, s.k, ToDoubles(exact), values, ToDoubles(w.bias)));
-      EXPECT_TRUE(AllEqual(RunLinear<float, float>(plan, s, a, inline_), want));
-      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                              std::numeric_limits<float>::infinity(),
-                              -std::numeric_limits<float>::infinity()}) {
-        auto spoilt = a;
-        spoilt[static_cast<size_t>(s.k + 300)] = bad;
-        const auto c = RunLinear<float, float>(plan, s, spoilt, inline_);
-        for (int64_t i = 0; i < m * s.n; ++i) {
-          const auto at = static_cast<size_t>(i);
-          if (i / s.n == 1) {
-            EXPECT_TRUE(std::isnan(c[at]));
-          } else {
-            EXPECT_EQ(c[at], want[at]) << i;
-          }
-        }
-      }
+      EXPECT_TRUE(
+          AllEqual(RunLinear<float, float>(plan, s, a, inline_),
+                   RoundedTo<float>(ProductOf(w, m, ToDoubles(exact)))));
+      ExpectStaysInItsRow(plan, a, 300, NotFinite(),
+                          [](float c, double) { return std::isnan(c); });
     }
 }
 
@@ -285,22 +279,18 @@ TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
 TEST_P(LinearBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
   TestRng rng;
   for (const int e : {0, 1, 2, 3, 126, 254, 255}) {
-    BlockWeights w = RandomBlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
+    KnownWeights w = BlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
     w.bias.clear();
     for (size_t at = 0; at < w.blocks.size(); at += 17) {
       w.blocks[at] = static_cast<uint8_t>(e);
     }
-    const auto plan = Plan(w, Int8Spec<float, float>());
+    const auto plan = Plan(Int8Spec<float, float>(), w);
     for (const int64_t m : {1, 6}) {
       std::vector<float> a(static_cast<size_t>(m * 32));
       const float unit = std::ldexp(1.0f, e < 100 ? 60 : -60);
       for (float& x : a) x = unit * static_cast<float>(rng.Integer(-2, 2));
       for (size_t i = 0; i < a.size(); i += 32) a[i] = 127 * unit;
-      const auto want = RoundedTo<float>(
-          ReferenceLinear(m, 16, 32, ToDoubles(a), w.Values()));
-      EXPECT_TRUE(AllEqual(
-          RunLinear<float, float>(plan, {m, 16, 32}, a, inline_), want))
-          << e;
+      LinearTest::ExpectExact<float, float>(plan, w, {m}, a, inline_);
     }
   }
 }
@@ -308,8 +298,7 @@ TEST_P(LinearBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
 TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
   TestRng rng;
   InlineExecutor executor;
-  const BlockWeights w =
-      RandomBlockWeights(rng, BlockFormat::kQ4_K, 16, 256, 1.0);
+  const KnownWeights w = BlockWeights(rng, BlockFormat::kQ4_K, 16, 256, 1.0);
   LinearWeightsSpec spec;
   spec.n = 16;
   spec.k = 256;

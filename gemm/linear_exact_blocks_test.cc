@@ -17,9 +17,9 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_blocks_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_format_testutil.h"
 #include "quern/testing/compare.h"
@@ -33,31 +33,20 @@ namespace quern {
 namespace {
 
 // The same weights as f32, of quant/block_format.h.
-LinearWeights Decoded(const BlockWeights& w, bool gated) {
-  std::vector<float> values(static_cast<size_t>(w.n * w.k));
-  DecodeBlocks(w.format, w.blocks, absl::MakeSpan(values));
-  LinearWeightsSpec spec;
-  spec.n = w.n;
-  spec.k = w.k;
-  spec.format = WeightFormat::kF32;
-  spec.gated = gated;
-  LinearSource source;
-  source.codes = DenseMatrix(values.data(), w.n, w.k);
-  if (!w.bias.empty()) source.bias = DenseVector(w.bias.data(), w.n);
-  InlineExecutor executor;
-  auto weights = LinearWeights::Pack(spec, {source}, executor);
-  EXPECT_EQ(weights.status(), absl::OkStatus());
-  return weights.ok() ? *weights : LinearWeights();
+KnownWeights Decoded(const KnownWeights& w) {
+  std::vector<float> values(static_cast<size_t>(w.spec.n * w.spec.k));
+  DecodeBlocks(w.spec.block_format, w.blocks, absl::MakeSpan(values));
+  KnownWeights f32 =
+      EmptyWeights({WeightFormat::kF32}, {0, w.spec.n, w.spec.k});
+  f32.codes = ToDoubles(values);
+  f32.bias = w.bias;
+  return f32;
 }
 
-class LinearExactBlocksTest : public BlockPlansTest {
+class LinearExactBlocksTest : public LinearTest {
  protected:
-  LinearPlan DecodedPlan(const BlockWeights& w, LinearSpec spec) {
-    spec.kernels = "packed";
-    auto plan =
-        LinearPlan::Create(spec, Decoded(w, IsGated(spec.activation)), inline_);
-    EXPECT_EQ(plan.status(), absl::OkStatus());
-    return *std::move(plan);
+  LinearPlan DecodedPlan(const KnownWeights& w, const LinearSpec& spec) {
+    return Plan(spec, Decoded(w));
   }
 
   template <typename A, typename C>
@@ -65,10 +54,10 @@ class LinearExactBlocksTest : public BlockPlansTest {
                            Executor& executor) {
     SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const BlockWeights w = RandomBlockWeights(rng, format, s.n, s.k, 1.0);
+    const KnownWeights w = BlockWeights(rng, format, s.n, s.k, 1.0);
     LinearSpec spec = SpecOf<A, C>(s.act);
     spec.residual = s.residual != Residual::kNone;
-    const auto plan = Plan(w, spec);
+    const auto plan = Plan(spec, w);
     const auto a = UniformReals<A>(rng, s.m * s.k);
     const auto residual =
         UniformReals<C>(rng, spec.residual ? s.m * s.cols() : 0);
@@ -80,31 +69,23 @@ class LinearExactBlocksTest : public BlockPlansTest {
 
   template <typename A, typename C>
   void ExpectExact(BlockFormat format, const Shape& s, Executor& executor) {
-    BlockPlansTest::ExpectExact<A, C>(SpecOf<A, C>(), format, s, executor);
+    ExpectExactBlocks<A, C>(SpecOf<A, C>(), format, s, executor);
   }
 
-  // The bound of gemm/linear.h, and one addition more for the bias.
+  // The bound of gemm/linear.h.
   template <typename A>
   void ExpectWithinBound(BlockFormat format, const Shape& s,
                          Executor& executor) {
     SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const BlockWeights w = RandomBlockWeights(rng, format, s.n, s.k, 1.0);
-    const auto plan = Plan(w, SpecOf<A, float>());
+    const KnownWeights w = BlockWeights(rng, format, s.n, s.k, 1.0);
+    const auto plan = Plan(SpecOf<A, float>(), w);
     const auto a = UniformReals<A>(rng, s.m * s.k);
-    const auto bias = w.bias.empty()
-                          ? std::vector<double>(static_cast<size_t>(s.n))
-                          : ToDoubles(w.bias);
-    const auto want =
-        ReferenceLinear(s.m, s.n, s.k, ToDoubles(a), w.Values(), bias);
-    const auto magnitude =
-        ReferenceLinear(s.m, s.n, s.k, Magnitudes(ToDoubles(a)),
-                        Magnitudes(w.Values()), Magnitudes(bias));
-    const auto roundings = 1.001 * static_cast<double>(s.k + s.k / 256 + 3 + 1);
-    EXPECT_TRUE(AllWithin(RunLinear<A, float>(plan, s, a, executor), want,
+    const auto bounds = BoundsOf(w, s.m, ToDoubles(a));
+    EXPECT_TRUE(AllWithin(RunLinear<A, float>(plan, s, a, executor),
+                          ProductOf(w, s.m, ToDoubles(a)),
                           [&](double, int64_t flat) {
-                            return std::ldexp(roundings, -24) *
-                                   magnitude[static_cast<size_t>(flat)];
+                            return bounds[static_cast<size_t>(flat)];
                           }))
         << plan.Explain(s.m);
   }
@@ -167,8 +148,8 @@ TEST_P(LinearExactBlocksTest, DoesNotRoundRows) {
   TestRng rng;
   for (const BlockFormatInfo& info : BlockFormats()) {
     SCOPED_TRACE(info.name);
-    const BlockWeights w = IntegerBlockWeights(rng, info.format, 16, 256);
-    const auto plan = Plan(w, SpecOf<float, float>());
+    const KnownWeights w = IntegerBlockWeights(rng, info.format, 16, 256);
+    const auto plan = Plan(SpecOf<float, float>(), w);
     const auto values = w.Values();
     for (const int64_t m : {2, 12}) {
       std::vector<float> a(static_cast<size_t>(m * 256));
@@ -197,8 +178,8 @@ TEST_P(LinearExactBlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
   for (const BlockFormatInfo& info : BlockFormats()) {
     SCOPED_TRACE(info.name);
     const int64_t k = info.values == 32 ? 1024 + 32 : 1280;
-    const BlockWeights w = RandomBlockWeights(rng, info.format, 50, k, 1.0);
-    const auto plan = Plan(w, SpecOf<BFloat16, float>());
+    const KnownWeights w = BlockWeights(rng, info.format, 50, k, 1.0);
+    const auto plan = Plan(SpecOf<BFloat16, float>(), w);
     ExpectRowsAlone<BFloat16>(plan, {37, 50, k}, rng);
   }
 }
@@ -228,36 +209,21 @@ TEST_P(LinearExactBlocksTest, AreGatedAndAddAResidual) {
 TEST_P(LinearExactBlocksTest, GroupsHaveTheBitsOfLayers) {
   TestRng rng;
   ExpectGroupsHaveTheBitsOfLayers(SpecOf<float, float>(), rng, [&] {
-    return RandomBlockWeights(rng, BlockFormat::kQ5_K, 40, 512, 1.0)
-        .Pack(false);
+    return BlockWeights(rng, BlockFormat::kQ5_K, 40, 512, 1.0);
   });
 }
 
 TEST_P(LinearExactBlocksTest, WhatIsNotFiniteStaysInItsRow) {
   TestRng rng;
   for (const auto format : {BlockFormat::kQ4_K, BlockFormat::kQ8_0}) {
-    const BlockWeights w = RandomBlockWeights(rng, format, 16, 512, 1.0);
-    const auto plan = Plan(w, SpecOf<float, float>());
+    const KnownWeights w = BlockWeights(rng, format, 16, 512, 1.0);
+    const auto plan = Plan(SpecOf<float, float>(), w);
     for (const int64_t m : {2, 6, 17}) {
       const Shape s{m, 16, 512};
       const auto a = UniformReals<float>(rng, m * s.k);
-      const auto want = RunLinear<float, float>(plan, s, a, inline_);
-      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                              std::numeric_limits<float>::infinity(),
-                              -std::numeric_limits<float>::infinity()}) {
-        auto spoilt = a;
-        spoilt[static_cast<size_t>(s.k + 300)] = bad;
-        const auto c = RunLinear<float, float>(plan, s, spoilt, inline_);
-        for (int64_t i = 0; i < m * s.n; ++i) {
-          const auto at = static_cast<size_t>(i);
-          if (i / s.n == 1) {
-            EXPECT_FALSE(std::isfinite(c[at]));
-            EXPECT_TRUE(std::isnan(c[at]) || !std::isnan(bad));
-          } else {
-            EXPECT_EQ(c[at], want[at]) << i;
-          }
-        }
-      }
+      ExpectStaysInItsRow(plan, a, 300, NotFinite(), [](float c, double bad) {
+        return !std::isfinite(c) && (std::isnan(c) || !std::isnan(bad));
+      });
     }
   }
 }
@@ -269,7 +235,7 @@ TEST_P(LinearExactBlocksTest, ScalesThatAreNotFiniteFollowIeee) {
   for (const BlockFormatInfo& info : BlockFormats()) {
     if (info.format == BlockFormat::kMXFP4) continue;  // every scale is finite
     TestRng rng;
-    BlockWeights w = RandomBlockWeights(rng, info.format, 17, 256, 1.0);
+    KnownWeights w = BlockWeights(rng, info.format, 17, 256, 1.0);
     std::fill(w.blocks.begin(), w.blocks.end(), uint8_t{0x11});
     SetScales(w);
     const auto column = static_cast<size_t>(w.row_bytes());
@@ -278,7 +244,7 @@ TEST_P(LinearExactBlocksTest, ScalesThatAreNotFiniteFollowIeee) {
       SCOPED_TRACE(testing::Message() << info.name << " " << bits);
       w.blocks[3 * column + half] = static_cast<uint8_t>(bits);
       w.blocks[3 * column + half + 1] = static_cast<uint8_t>(bits >> 8);
-      const auto plan = Plan(w, SpecOf<float, float>());
+      const auto plan = Plan(SpecOf<float, float>(), w);
       const auto decoded = DecodedPlan(w, SpecOf<float, float>());
       for (const int64_t m : {1, 16}) {
         const Shape s{m, 17, 256};
@@ -304,21 +270,17 @@ TEST_P(LinearExactBlocksTest, ScalesThatAreNotFiniteFollowIeee) {
 TEST_P(LinearExactBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
   TestRng rng;
   for (const int e : {0, 1, 2, 3, 126, 252}) {
-    BlockWeights w = RandomBlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
+    KnownWeights w = BlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
     w.bias.clear();
     for (size_t at = 0; at < w.blocks.size(); at += 17) {
       w.blocks[at] = static_cast<uint8_t>(e);
     }
-    const auto plan = Plan(w, SpecOf<float, float>());
+    const auto plan = Plan(SpecOf<float, float>(), w);
     for (const int64_t m : {1, 6, 16}) {
       std::vector<float> a(static_cast<size_t>(m * 32));
       const float unit = std::ldexp(1.0f, e < 100 ? 60 : -60);
       for (float& x : a) x = unit * static_cast<float>(rng.Integer(-2, 2));
-      const auto want = RoundedTo<float>(
-          ReferenceLinear(m, 16, 32, ToDoubles(a), w.Values()));
-      EXPECT_TRUE(AllEqual(
-          RunLinear<float, float>(plan, {m, 16, 32}, a, inline_), want))
-          << e;
+      LinearTest::ExpectExact<float, float>(plan, w, {m}, a, inline_);
     }
   }
 }

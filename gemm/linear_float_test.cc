@@ -11,8 +11,10 @@
 #include "quern/core/executor.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -31,16 +33,16 @@ class LinearFloatTest : public LinearTest {
  protected:
   // Small integers, exact in f32; the reference is rounded once to C.
   template <typename A, typename C>
-  void ExpectExact(Format format, const Shape& s,
+  void ExpectExact(const WeightCase& c, const Shape& s,
                    const std::vector<Executor*>& executors) {
     SCOPED_TRACE(testing::Message()
-                 << DTypeName(DTypeOf<A>) << " by " << WeightFormatName(format)
-                 << " to " << DTypeName(DTypeOf<C>) << " " << s);
+                 << DTypeName(DTypeOf<A>) << " by " << c << " to "
+                 << DTypeName(DTypeOf<C>) << " " << s);
     TestRng rng;
     const auto a = SmallIntegers<A>(rng, s.m * s.k);
-    const auto w = ExactWeights(rng, {format}, s);
+    const auto w = ExactWeights(rng, c, s);
     const auto plan = Plan(SpecOf<A, C>(), w);
-    const auto want = RoundedTo<C>(w.Product(s.m, ToDoubles(a)));
+    const auto want = RoundedTo<C>(ProductOf(w, s.m, ToDoubles(a)));
     for (Executor* executor : executors) {
       EXPECT_TRUE(AllEqual(RunLinear<A, C>(plan, s, a, *executor), want))
           << executor->num_workers() << " workers";
@@ -55,8 +57,9 @@ class LinearFloatTest : public LinearTest {
         for (const int64_t m : {1, 2, 3, 5, 8, 13, 14, 15, 29}) {
           ++i;
           Shape s{m, n, k, i % 4, i % 3, i % 2 == 0};
-          s.layout = i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK;
-          ExpectExact<A, float>(format, s, {&inline_});
+          const auto layout =
+              i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK;
+          ExpectExact<A, float>({format, layout}, s, {&inline_});
           if (HasFailure()) return;
         }
       }
@@ -82,7 +85,7 @@ class LinearFloatTest : public LinearTest {
   // a plan of one column of `codes`.
   LinearPlan ColumnPlan(Format format, const std::vector<double>& codes) {
     Shape s{1, 1, static_cast<int64_t>(codes.size())};
-    KnownWeights w = EmptyWeights(format, s);
+    KnownWeights w = EmptyWeights({format}, s);
     w.codes = codes;
     return Plan(SpecOf<float, float>(), w);
   }
@@ -102,15 +105,15 @@ TEST_P(LinearFloatTest, IsExactOnSmallIntegersAtEveryRemainderOfF32) {
 TEST_P(LinearFloatTest, MultipliesEveryPairOfTypes) {
   for (const int64_t m : {1, 9, 15}) {
     const Shape s{m, 35, 37, 1, 0, true};
-    ExpectExact<BF, BF>(Format::kF16, s, {&inline_});
-    ExpectExact<BF, F16>(Format::kF32, s, {&inline_});
-    ExpectExact<F16, F16>(Format::kBF16, s, {&inline_});
-    ExpectExact<F16, BF>(Format::kF32, s, {&inline_});
-    ExpectExact<float, BF>(Format::kBF16, s, {&inline_});
-    ExpectExact<float, F16>(Format::kF16, s, {&inline_});
-    ExpectExact<BF, BF>(Format::kBF16, s, {&inline_});
-    ExpectExact<F16, F16>(Format::kF16, s, {&inline_});
-    ExpectExact<float, BF>(Format::kF32, s, {&inline_});
+    ExpectExact<BF, BF>({Format::kF16}, s, {&inline_});
+    ExpectExact<BF, F16>({Format::kF32}, s, {&inline_});
+    ExpectExact<F16, F16>({Format::kBF16}, s, {&inline_});
+    ExpectExact<F16, BF>({Format::kF32}, s, {&inline_});
+    ExpectExact<float, BF>({Format::kBF16}, s, {&inline_});
+    ExpectExact<float, F16>({Format::kF16}, s, {&inline_});
+    ExpectExact<BF, BF>({Format::kBF16}, s, {&inline_});
+    ExpectExact<F16, F16>({Format::kF16}, s, {&inline_});
+    ExpectExact<float, BF>({Format::kF32}, s, {&inline_});
   }
 }
 
@@ -119,8 +122,8 @@ TEST_P(LinearFloatTest, IsExactAcrossChunksOfK) {
   for (const int64_t k : {255, 256, 257, 511, 512, 513, 1024, 1537}) {
     for (const int64_t m : {1, 4, 17}) {
       const Shape s{m, 150, k, 0, 0, true};
-      ExpectExact<BF, float>(Format::kBF16, s, {executor.get()});
-      ExpectExact<float, float>(Format::kF32, s, {executor.get()});
+      ExpectExact<BF, float>({Format::kBF16}, s, {executor.get()});
+      ExpectExact<float, float>({Format::kF32}, s, {executor.get()});
     }
   }
 }
@@ -128,7 +131,7 @@ TEST_P(LinearFloatTest, IsExactAcrossChunksOfK) {
 TEST_P(LinearFloatTest, IsExactAcrossBlocksOfRows) {
   const auto executor = Workers(2);
   for (const int64_t m : {255, 256, 257, 513}) {
-    ExpectExact<BF, BF>(Format::kBF16, {m, 72, 40, 3, 0, true},
+    ExpectExact<BF, BF>({Format::kBF16}, {m, 72, 40, 3, 0, true},
                         {executor.get()});
   }
 }
@@ -139,7 +142,7 @@ TEST_P(LinearFloatTest, IsExactHoweverManyWorkersDivideIt) {
   ManyWorkers two(2), five(5), many(64);
   for (const int64_t n : {3, 16, 100, 1000}) {
     for (const int64_t m : {1, 16, 40}) {
-      ExpectExact<BF, float>(Format::kBF16, {m, n, 2100, 0, 0, true},
+      ExpectExact<BF, float>({Format::kBF16}, {m, n, 2100, 0, 0, true},
                              {&two, &five, &many});
     }
   }
@@ -177,7 +180,7 @@ TEST_P(LinearFloatTest, ANonFiniteRowStaysInItsRow) {
   const Shape s{5, 40, 70};
   TestRng rng;
   auto a = SmallIntegers<BF>(rng, s.m * s.k);
-  KnownWeights w = EmptyWeights(Format::kBF16, s);
+  KnownWeights w = EmptyWeights({Format::kBF16}, s);
   w.codes = SmallIntegers<double>(rng, s.n * s.k, 1, 8);
   const auto plan = Plan(SpecOf<BF, float>(), w);
   const auto clean = RunLinear<BF, float>(plan, s, a, inline_);

@@ -15,10 +15,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_blocks_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -31,31 +31,18 @@ namespace {
 
 // Any codes and zero points of four bits. scale(rng) is an f32.
 template <typename Scale>
-KnownWeights I4Weights(Rng& rng, const Shape& s, int64_t group_size, bool zeros,
+KnownWeights I4Weights(Rng& rng, Shape s, int64_t group_size, bool zeros,
                        const Scale& scale) {
-  KnownWeights w = EmptyWeights(WeightFormat::kI4Group, s);
-  w.spec.group_size = group_size;
-  w.padding = 3;
-  w.codes = SmallIntegers<double>(rng, s.n * s.k, 0, 15);
-  for (int64_t i = 0; i < w.groups() * s.n; ++i) {
-    w.scales.push_back(scale(rng));
-    if (zeros) w.zeros.push_back(static_cast<double>(rng.Integer(0, 15)));
-  }
+  s.group_size = group_size;
+  s.padding = 3;
+  KnownWeights w = CodedWeights(
+      rng, {WeightFormat::kI4Group, WeightLayout::kNK, zeros}, s, -8, 7, scale);
   w.bias = SmallIntegers<float>(rng, s.k % 64 == 0 ? s.n : 0, -99, 99);
   return w;
 }
-double PowerOfTwo(Rng& rng) {
-  return std::ldexp(1.0, static_cast<int>(rng.Integer(-2, 1)));
-}
+const auto kPowerOfTwo = PowersOfTwo(-2, 1);
 double Real(Rng& rng) {
   return ToDouble(FromDouble<float>(rng.Uniform(0.001, 0.1)));
-}
-
-void ShuffleGroups(Rng& rng, KnownWeights& w) {
-  for (int64_t i = 0; i < w.spec.k; ++i) {
-    w.g_idx.push_back(static_cast<int32_t>(i / w.spec.group_size));
-  }
-  rng.Shuffle(w.g_idx);
 }
 
 // Rows of which each block has a scale of 1, or of 127, in whatever order k is.
@@ -71,24 +58,18 @@ std::vector<A> RowsOfExtremes(Rng& rng, int64_t count) {
   return a;
 }
 
-class LinearI4BlocksTest : public BlockPlansTest {
+class LinearI4BlocksTest : public LinearTest {
  protected:
-  LinearPlan PlanOn(const KnownWeights& w, const LinearSpec& spec) {
-    return GuardedPlan(w.Pack(inline_), spec);
-  }
-
   template <typename A, typename C>
   void ExpectExact(const Shape& s, int64_t group_size, bool zeros,
                    Executor& executor) {
     SCOPED_TRACE(testing::Message()
                  << s << " group_size=" << group_size << " zeros=" << zeros);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const auto w = I4Weights(rng, s, group_size, zeros, PowerOfTwo);
-    const auto plan = PlanOn(w, Int8Spec<A, C>());
+    const auto w = I4Weights(rng, s, group_size, zeros, kPowerOfTwo);
+    const auto plan = Plan(Int8Spec<A, C>(), w);
     const auto a = IntegerRows<A>(rng, s.m * s.k);
-    EXPECT_TRUE(AllEqual(RunLinear<A, C>(plan, s, a, executor),
-                         RoundedTo<C>(w.Product(s.m, ToDoubles(a)))))
-        << plan.Explain(s.m);
+    LinearTest::ExpectExact<A, C>(plan, w, s, a, executor);
   }
 
   // The bound of gemm/linear.h, with a bias.
@@ -99,20 +80,14 @@ class LinearI4BlocksTest : public BlockPlansTest {
                  << s << " group_size=" << group_size << " zeros=" << zeros);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
     auto w = I4Weights(rng, s, group_size, zeros, Real);
-    const auto plan = PlanOn(w, Int8Spec<A, C>());
+    const auto plan = Plan(Int8Spec<A, C>(), w);
     const auto a = UniformReals<A>(rng, s.m * s.k);
     const auto rows = QuantisedInBlocks(a);
-    const auto magnitude =
-        ReferenceLinear(s.m, s.n, s.k, Magnitudes(rows), Magnitudes(w.Values()),
-                        Magnitudes(ToDoubles(w.bias)));
     const double roundings = static_cast<double>(s.k) / 16 + 3;
-    EXPECT_TRUE(AllWithin(
-        RunLinear<A, C>(plan, s, a, executor), w.Product(s.m, rows),
-        [&](double expected, int64_t flat) {
-          const double sums =
-              std::ldexp(roundings, -24) * magnitude[static_cast<size_t>(flat)];
-          return sums + UnitRoundoff<C>() * (std::abs(expected) + sums);
-        }))
+    EXPECT_TRUE(IsWithin(RunLinear<A, C>(plan, s, a, executor),
+                         ProductOf(w, s.m, rows),
+                         SumBounds(w, s.m, rows, Magnitudes(w.Values()),
+                                   std::ldexp(roundings, -24))))
         << plan.Explain(s.m);
   }
 };
@@ -183,7 +158,7 @@ TEST_P(LinearI4BlocksTest, ReachesTheExtremesExactly) {
       if (has_zeros) source.zeros = DenseMatrix(zeros.data(), 2, kN / 8);
       const auto packed = LinearWeights::Pack(spec, {source}, inline_);
       ASSERT_EQ(packed.status(), absl::OkStatus());
-      const auto plan = GuardedPlan(*packed, Int8Spec<float, float>());
+      const auto plan = Plan(Int8Spec<float, float>(), *packed);
       std::vector<double> values;
       for (int64_t i = 0; i < kN * kK; ++i) {
         const int64_t c = i / kK;
@@ -230,14 +205,14 @@ TEST_P(LinearI4LayoutsTest, AreReadAsExactRowsDo) {
     for (const int64_t n : {24, 72}) {
       SCOPED_TRACE(testing::Message() << c << " n=" << n);
       const int64_t k = 320;
-      const RandomWeights random(rng, c, n, k, 64);
+      const WeightSources random = RealSources(rng, c, n, k, 64);
       for (const bool gated : {false, true}) {
         const auto packed = random.Pack(random.CutAt({8, 24}), inline_, gated);
         auto spec = Int8Spec<BFloat16, float>(
             gated ? LinearActivation::kSiluAndMul : LinearActivation::kNone);
-        const auto plan = GuardedPlan(packed, spec);
+        const auto plan = Plan(spec, packed);
         spec.activations = LinearActivations::kExact;
-        const auto exact = GuardedPlan(packed, spec);
+        const auto exact = Plan(spec, packed);
         EXPECT_EQ(plan.packed_bytes(), exact.packed_bytes());
         for (const int64_t m : {3, 20}) {
           std::vector<BFloat16> a(static_cast<size_t>(m * k));
@@ -245,9 +220,9 @@ TEST_P(LinearI4LayoutsTest, AreReadAsExactRowsDo) {
             a[static_cast<size_t>(r * k + rng.Integer(0, k - 1))] =
                 FromDouble<BFloat16>(r % 2 == 0 ? 127 : -127);
           }
-          EXPECT_TRUE(
-              AllEqual(RunLinear<BFloat16, float>(plan, m, a, inline_, 3),
-                       RunLinear<BFloat16, float>(exact, m, a, inline_)));
+          EXPECT_TRUE(AllEqual(
+              RunLinear<BFloat16, float>(plan, {m, n, k, 3}, a, inline_),
+              RunLinear<BFloat16, float>(exact, {m}, a, inline_)));
         }
       }
     }
@@ -259,16 +234,14 @@ TEST_P(LinearI4BlocksTest, FollowsTheGroupsOfActOrder) {
   ManyWorkers many(5);
   for (const bool zeros : {false, true}) {
     const Shape s{9, 24, 352};
-    auto w = I4Weights(rng, s, 128, zeros, PowerOfTwo);
-    ShuffleGroups(rng, w);
+    auto w = I4Weights(rng, s, 128, zeros, kPowerOfTwo);
+    w.ShuffleGroups(rng);
     const auto expect = [&](auto type) {
       using A = decltype(type);
-      const auto plan = PlanOn(w, Int8Spec<A, float>());
+      const auto plan = Plan(Int8Spec<A, float>(), w);
       for (const int64_t m : {1, 9, 40}) {
         const auto a = RowsOfExtremes<A>(rng, m * s.k);
-        EXPECT_TRUE(
-            AllEqual(RunLinear<A, float>(plan, {m, s.n, s.k, 2}, a, many),
-                     RoundedTo<float>(w.Product(m, ToDoubles(a)))));
+        LinearTest::ExpectExact<A, float>(plan, w, {m, s.n, s.k, 2}, a, many);
       }
     };
     expect(float());
@@ -282,9 +255,9 @@ TEST_P(LinearI4BlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
   for (const bool zeros : {false, true}) {
     const Shape s{37, 50, 1056};
     auto w = I4Weights(rng, s, 96, zeros, Real);
-    ExpectRowsAlone<BFloat16>(PlanOn(w, Int8Spec<BFloat16, float>()), s, rng);
-    ShuffleGroups(rng, w);
-    ExpectRowsAlone<BFloat16>(PlanOn(w, Int8Spec<BFloat16, float>()), s, rng);
+    ExpectRowsAlone<BFloat16>(Plan(Int8Spec<BFloat16, float>(), w), s, rng);
+    w.ShuffleGroups(rng);
+    ExpectRowsAlone<BFloat16>(Plan(Int8Spec<BFloat16, float>(), w), s, rng);
   }
 }
 
@@ -301,8 +274,8 @@ TEST_P(LinearI4BlocksTest, GroupsHaveTheBitsOfLayers) {
   for (const bool zeros : {false, true}) {
     ExpectGroupsHaveTheBitsOfLayers(Int8Spec<float, float>(), rng, [&] {
       auto w = I4Weights(rng, {0, 40, 416}, 128, zeros, Real);
-      ShuffleGroups(rng, w);
-      return w.Pack(inline_);
+      w.ShuffleGroups(rng);
+      return w;
     });
   }
 }
@@ -311,9 +284,9 @@ TEST_P(LinearI4BlocksTest, ZeroPointsOf8HaveTheBitsOfNone) {
   TestRng rng;
   const Shape s{0, 37, 480};
   auto w = I4Weights(rng, s, 96, false, Real);
-  const auto none = PlanOn(w, Int8Spec<float, float>());
+  const auto none = Plan(Int8Spec<float, float>(), w);
   w.zeros.assign(w.scales.size(), 8.0);
-  const auto eight = PlanOn(w, Int8Spec<float, float>());
+  const auto eight = Plan(Int8Spec<float, float>(), w);
   for (const int64_t m : {1, 3, 20}) {
     const auto a = UniformReals<float>(rng, m * s.k);
     EXPECT_TRUE(
@@ -325,27 +298,12 @@ TEST_P(LinearI4BlocksTest, ZeroPointsOf8HaveTheBitsOfNone) {
 TEST_P(LinearI4BlocksTest, WhatIsNotFiniteStaysInItsRow) {
   TestRng rng;
   const Shape s{6, 18, 512};
-  const auto w = I4Weights(rng, s, 128, true, PowerOfTwo);
-  const auto plan = PlanOn(w, Int8Spec<float, float>());
+  const auto w = I4Weights(rng, s, 128, true, kPowerOfTwo);
+  const auto plan = Plan(Int8Spec<float, float>(), w);
   for (const int64_t m : {2, 6, 17}) {
     const auto a = IntegerRows<float>(rng, m * s.k);
-    const auto want = RunLinear<float, float>(plan, {m, s.n, s.k}, a, inline_);
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity(),
-                            -std::numeric_limits<float>::infinity()}) {
-      auto spoilt = a;
-      spoilt[static_cast<size_t>(s.k + 300)] = bad;
-      const auto c =
-          RunLinear<float, float>(plan, {m, s.n, s.k}, spoilt, inline_);
-      for (int64_t i = 0; i < m * s.n; ++i) {
-        const auto at = static_cast<size_t>(i);
-        if (i / s.n == 1) {
-          EXPECT_TRUE(std::isnan(c[at]));
-        } else {
-          EXPECT_EQ(c[at], want[at]) << i;
-        }
-      }
-    }
+    ExpectStaysInItsRow(plan, a, 300, NotFinite(),
+                        [](float c, double) { return std::isnan(c); });
   }
 }
 
@@ -356,7 +314,7 @@ TEST_P(LinearI4BlocksTest, AScaleIsOfItsColumnAlone) {
   constexpr size_t kColumn = 17;
   const double infinity = std::numeric_limits<double>::infinity();
   for (const bool zeros : {false, true}) {
-    auto w = I4Weights(rng, s, 128, zeros, PowerOfTwo);
+    auto w = I4Weights(rng, s, 128, zeros, kPowerOfTwo);
     w.bias.clear();
     // Where every code is 9 its sums are not 0, with or without zero points.
     std::fill(w.codes.begin(), w.codes.end(), 9.0);
@@ -369,7 +327,7 @@ TEST_P(LinearI4BlocksTest, AScaleIsOfItsColumnAlone) {
          {infinity, -infinity, std::nan(""), 0x1p120, 0x1p-142, -0.5, 0.0}) {
       SCOPED_TRACE(testing::Message() << scale);
       w.scales[18 + kColumn] = scale;
-      const auto plan = PlanOn(w, Int8Spec<float, float>());
+      const auto plan = Plan(Int8Spec<float, float>(), w);
       for (const int64_t m : {1, 9}) {
         const std::vector<float> rows(a.begin(), a.begin() + m * s.k);
         const auto c =
@@ -392,7 +350,7 @@ TEST_P(LinearI4BlocksTest, AScaleIsOfItsColumnAlone) {
 TEST_P(LinearI4BlocksTest, NoRowsAreNoWork) {
   TestRng rng;
   const auto w = I4Weights(rng, {0, 4, 32}, 32, true, Real);
-  ExpectNoRowsAreNoWork<float, float>(PlanOn(w, Int8Spec<float, float>()));
+  ExpectNoRowsAreNoWork<float, float>(Plan(Int8Spec<float, float>(), w));
 }
 
 }  // namespace

@@ -18,8 +18,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -33,9 +35,9 @@ namespace {
 using BF = BFloat16;
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
-constexpr FormatCase kFloats[] = {
+constexpr WeightCase kFloats[] = {
     {WeightFormat::kF32}, {WeightFormat::kBF16}, {WeightFormat::kF16}};
-constexpr FormatCase kI8 = {WeightFormat::kI8Channel};
+constexpr WeightCase kI8 = {WeightFormat::kI8Channel};
 
 // "" is the default order.
 class LinearImplementationsTest : public testing::TestWithParam<const char*> {
@@ -64,18 +66,18 @@ INSTANTIATE_TEST_SUITE_P(Kernels, LinearImplementationsTest,
 TEST_P(LinearImplementationsTest, FloatsAreExactOnSmallIntegers) {
   TestRng rng;
   ManyWorkers executor(3);
-  for (const FormatCase& f : kFloats) {
+  for (const WeightCase& f : kFloats) {
     for (const auto layout : {WeightLayout::kNK, WeightLayout::kKN}) {
-      Shape s{0, 35, 70, 1, 0, true, layout};
-      const KnownWeights w = ExactWeights(rng, f, s);
+      Shape s{0, 35, 70, 1, 0, true};
+      const KnownWeights w = ExactWeights(rng, {f.format, layout}, s);
       const auto plan = Plan(SpecOf<BF, float>(), w.Pack(inline_));
       EXPECT_GE(plan.packed_bytes(), s.n * s.k * 2);
       for (const int64_t m : {0, 1, 5, 20}) {
         s.m = m;
         const auto a = SmallIntegers<BF>(rng, m * s.k);
         EXPECT_TRUE(AllEqual(RunLinear<BF, float>(plan, s, a, executor),
-                             w.Product(m, ToDoubles(a))))
-            << f << " " << s;
+                             ProductOf(w, m, ToDoubles(a))))
+            << f << " " << s << " " << WeightLayoutName(layout);
       }
     }
   }
@@ -86,7 +88,7 @@ TEST_P(LinearImplementationsTest, RealsStayWithinTheDerivedBound) {
   TestRng rng;
   ManyWorkers executor(3);
   const Shape s{17, 100, 700, 0, 0, true};
-  for (const FormatCase& f : kFloats) {
+  for (const WeightCase& f : kFloats) {
     SCOPED_TRACE(testing::Message() << f);
     const KnownWeights w = RealWeights(rng, f, s);
     const auto a = UniformReals<BF>(rng, s.m * s.k);
@@ -133,7 +135,7 @@ TEST_P(LinearImplementationsTest, Int8IsExact) {
         q[static_cast<size_t>(i * s.k + 1)] = used ? -128 : -127;
       }
       const auto exact_a = Dequantised(q, rows);
-      const auto want = w.Product(s.m, exact_a);
+      const auto want = ProductOf(w, s.m, exact_a);
       if (!per_token) rows.scales.clear();
       if (!per_token || !used) rows.zero_points.clear();
       const auto packed = w.Pack(inline_);
@@ -153,7 +155,7 @@ TEST_P(LinearImplementationsTest, HasNoResidualInOneDnn) {
   std::vector<BF> a(6), c(8);
   TestRng rng;
   const Shape s{2, 4, 3};
-  for (const FormatCase& f : {kFloats[1], kI8}) {
+  for (const WeightCase& f : {kFloats[1], kI8}) {
     const LinearWeights weights = ExactWeights(rng, f, s).Pack(inline_);
     LinearArgs args;
     args.a = DenseMatrix(a.data(), 2, 3);
@@ -195,7 +197,7 @@ class LinearChoiceTest : public testing::Test {
   static constexpr LinearActivation kSilu = LinearActivation::kSilu;
 
   absl::StatusOr<LinearPlan> Create(const std::string& kernels,
-                                    const char* variable, FormatCase f,
+                                    const char* variable, WeightCase f,
                                     LinearActivation act) {
     const KernelsVariable set(variable);
     TestRng rng;
@@ -208,14 +210,14 @@ class LinearChoiceTest : public testing::Test {
   InlineExecutor executor_;
 };
 
-constexpr FormatCase kBF16 = kFloats[1];
-constexpr FormatCase kE4M3 = {WeightFormat::kE4M3Block};
+constexpr WeightCase kBF16 = kFloats[1];
+constexpr WeightCase kE4M3 = {WeightFormat::kE4M3Block};
 
 TEST_F(LinearChoiceTest, ExplainsTheChoice) {
   const struct {
     const char* kernels;
     const char* variable;
-    FormatCase format;
+    WeightCase format;
     LinearActivation act;
     std::string implementation, why;
   } kCases[] = {
@@ -254,7 +256,7 @@ TEST_F(LinearChoiceTest, TheVariableChangesNoMoreThanTheBoundAllows) {
   TestRng rng;
   const Shape s{17, 100, 700, 0, 0, true};
   const auto a = UniformReals<BF>(rng, s.m * s.k);
-  for (const FormatCase& f : kFloats) {
+  for (const WeightCase& f : kFloats) {
     SCOPED_TRACE(testing::Message() << f);
     const KnownWeights w = RealWeights(rng, f, s);
     const LinearWeights packed = w.Pack(executor_);
@@ -295,7 +297,7 @@ TEST_F(LinearChoiceTest, RefusesWhatNothingThatMayBeTriedCanRun) {
                 kUnimplemented,
                 "linear: none of onednn can run this, as the spec asks; "
                 "onednn: has no activation");
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     if (f.format <= WeightFormat::kI8Channel) continue;
     ExpectRefusal(Create("", "onednn", f, kNone).status(), kUnimplemented,
                   "linear: none of onednn can run this, as QUERN_KERNELS asks; "

@@ -17,8 +17,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
@@ -34,7 +33,7 @@ using Args = LinearArgs;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
-constexpr FormatCase kI8 = {WeightFormat::kI8Channel};
+constexpr WeightCase kI8 = {WeightFormat::kI8Channel};
 
 template <typename T>
 AnyTensorView Matrix(std::vector<T>& data, int64_t rows, int64_t cols,
@@ -53,9 +52,9 @@ AnyTensorView Askew(std::vector<T>& data, int rank,
       extents, strides);
 }
 
-class LinearRefusalTest : public testing::TestWithParam<FormatCase> {
+class LinearRefusalTest : public testing::TestWithParam<WeightCase> {
  protected:
-  LinearWeights Weights(FormatCase f, int64_t n, int64_t k,
+  LinearWeights Weights(WeightCase f, int64_t n, int64_t k,
                         Act act = Act::kNone) {
     TestRng rng;
     Shape s{1, n, k};

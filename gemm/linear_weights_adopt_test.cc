@@ -23,7 +23,8 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/gemm/weights/packed_form.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -90,7 +91,7 @@ class PackedFile {
     QUERN_CHECK(close(fd) == 0);
     const auto weights = LinearWeights::Adopt(mapped.bytes());
     QUERN_CHECK(weights.ok());
-    return Product(*weights, kM, a);
+    return RunPacked(*weights, kM, a);
   }
 
  private:
@@ -114,9 +115,9 @@ TEST(LinearWeightsAdoptTest, TwoProcessesRunOneFile) {
   for (const WeightCase& c : kWeightCases) {
     for (const bool gated : {false, true}) {
       SCOPED_TRACE(testing::Message() << c << (gated ? ", gated" : ""));
-      const LinearWeights packed = RandomWeights(rng, c, kN, kK).Pack(gated);
+      const LinearWeights packed = RealSources(rng, c, kN, kK).Pack(gated);
       const auto a = UniformReals<BF>(rng, kM * kK);
-      const auto want = Product(packed, kM, a);
+      const auto want = RunPacked(packed, kM, a);
       const PackedFile file(packed.bytes());
       const size_t size = want.size() * sizeof(float);
       const Mapping results(2 * size);
@@ -145,7 +146,7 @@ TEST(LinearWeightsAdoptTest, CopiesNothing) {
   const int64_t page = sysconf(_SC_PAGESIZE);
   for (const WeightCase& c : kWeightCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const LinearWeights packed = RandomWeights(rng, c, kN, kK).Pack();
+    const LinearWeights packed = RealSources(rng, c, kN, kK).Pack();
     const auto size = static_cast<int64_t>(packed.bytes().size());
     Mapping mapping(packed.bytes().size());
     std::memcpy(mapping.data(), packed.bytes().data(), packed.bytes().size());
@@ -166,13 +167,13 @@ TEST(LinearWeightsAdoptTest, CopiesNothing) {
               packed.panels() - packed.bytes().data());
     EXPECT_EQ(adopted->has_bias(), packed.has_bias());
     EXPECT_EQ(adopted->spec().group_size, packed.spec().group_size);
-    const auto plan = PlanOf(*adopted, SpecOf(DType::kBF16, DType::kF32));
+    const auto plan = PackedPlan(*adopted, SpecOf<BF, float>());
 
     mapping.Protect(0, size, PROT_READ);
     InlineExecutor executor;
     const auto a = UniformReals<BF>(rng, kM * kK);
-    EXPECT_TRUE(AllBitsEqual(RunLinear<BF, float>(plan, kM, a, executor),
-                             Product(packed, kM, a)));
+    EXPECT_TRUE(AllBitsEqual(RunLinear<BF, float>(plan, {kM}, a, executor),
+                             RunPacked(packed, kM, a)));
   }
 }
 
@@ -198,7 +199,7 @@ class Damaged {
 class LinearWeightsDamageTest : public testing::Test {
  protected:
   Bytes Pack(const WeightCase& c, bool gated = false) {
-    return BytesOf(RandomWeights(rng_, c, kN, kK).Pack(gated));
+    return BytesOf(RealSources(rng_, c, kN, kK).Pack(gated));
   }
   static Header HeaderOf(const Bytes& bytes) {
     Header header;
@@ -330,7 +331,7 @@ TEST_F(LinearWeightsDamageTest, AnotherAddress) {
 }
 
 TEST_F(LinearWeightsDamageTest, AnOrderThatIsNone) {
-  const LinearWeights packed = RandomWeights(rng_, kI4, kN, kK).Pack();
+  const LinearWeights packed = RealSources(rng_, kI4, kN, kK).Pack();
   const int64_t order =
       reinterpret_cast<const uint8_t*>(packed.order()) - packed.bytes().data();
   for (const int64_t i : {int64_t{0}, int64_t{17}, kK - 1}) {
@@ -390,7 +391,7 @@ TEST_F(LinearWeightsDamageTest, AnyBitUnderATrueChecksum) {
                     header.gated != uint32_t{gated} ||
                     header.format != HeaderOf(bytes).format ||
                     header.group_size != HeaderOf(bytes).group_size);
-        Product(*weights, kM, UniformReals<BF>(rng_, kM * spec.k));
+        RunPacked(*weights, kM, UniformReals<BF>(rng_, kM * spec.k));
       }
       EXPECT_LE(adopted, 16);
     }

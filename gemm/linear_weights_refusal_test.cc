@@ -14,7 +14,9 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -74,7 +76,7 @@ class LinearWeightsRefusalTest : public testing::Test {
   void Refuse(const WeightCase& c, const std::string& words,
               const Change& change, absl::StatusCode code = kInvalid) {
     SCOPED_TRACE(testing::Message() << c << ": " << words);
-    const RandomWeights random(rng_, c, 32, 64);
+    const WeightSources random = RealSources(rng_, c, 32, 64);
     Spec spec = random.Spec();
     Sources sources = random.CutAt({16});
     EXPECT_EQ(Pack(spec, sources), absl::OkStatus());
@@ -217,7 +219,7 @@ TEST_F(LinearWeightsRefusalTest, ALayoutThatTheFormatDoesNotHave) {
 
 TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng_, c, 32, 64);
+    const WeightSources random = RealSources(rng_, c, 32, 64);
     const LinearSource good = random.CutAt({16})[1];
     for (const Field& field : kFields) {
       const View& view = good.*field.view;
@@ -260,7 +262,7 @@ TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
 // those of int8 did where they could not (2026).
 TEST_F(LinearWeightsRefusalTest, CodesWhoseRowsOverlap) {
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng_, c, 32, 64);
+    const WeightSources random = RealSources(rng_, c, 32, 64);
     const int64_t columns = random.CutAt({16})[1].codes.extent(1);
     for (const int64_t stride : {int64_t{0}, int64_t{1}, columns - 1}) {
       if (stride == columns) continue;
@@ -290,7 +292,7 @@ TEST_F(LinearWeightsRefusalTest, TakesASingleRowOfAnyStride) {
 TEST_F(LinearWeightsRefusalTest, TakesScalesAndZerosWhoseRowsOverlap) {
   for (const WeightCase& c : {kE4M3, kI4NK, kAwq, kGptq, kI8Group}) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng_, c, 32, 64);
+    const WeightSources random = RealSources(rng_, c, 32, 64);
     Sources sources = random.CutAt({16});
     for (View* view : {&sources[1].scales, &sources[1].zeros}) {
       if (view->rank() == 0) continue;
@@ -305,7 +307,7 @@ TEST_F(LinearWeightsRefusalTest, TakesScalesAndZerosWhoseRowsOverlap) {
 TEST_F(LinearWeightsRefusalTest, AViewWhereThereIsNone) {
   const std::vector<float> floats(64);
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng_, c, 32, 64);
+    const WeightSources random = RealSources(rng_, c, 32, 64);
     for (const Field& field : kFields) {
       if ((random.All().*field.view).rank() != 0) continue;
       const bool i4 = c.format == WeightFormat::kI4Group;
@@ -394,15 +396,18 @@ TEST_F(LinearWeightsRefusalTest, ArgumentsOfALayerOfCodes) {
   const View out = DenseMatrix(c.data(), 2, 32);
   for (const WeightCase& w : {kE4M3, kI4NK, kI8Group}) {
     SCOPED_TRACE(testing::Message() << w);
-    const auto weights = RandomWeights(rng_, w, 32, 64).Pack();
+    const auto weights = RealSources(rng_, w, 32, 64).Pack();
     const auto create = [&](DType x, DType y) {
-      return LinearPlan::Create(SpecOf(x, y), weights, executor_).status();
+      LinearSpec spec;
+      spec.a = x;
+      spec.c = y;
+      return LinearPlan::Create(spec, weights, executor_).status();
     };
     ExpectRefusal(create(DType::kI8, DType::kF32), kUnimplemented, "a is i8");
     ExpectRefusal(create(DType::kF32, DType::kI32), kUnimplemented, "c is i32");
     ExpectRefusal(create(DType::kF32, DType::kF8E4M3), kUnimplemented,
                   "c is f8e4m3");
-    const auto plan = PlanOf(weights);
+    const auto plan = PackedPlan(weights);
     EXPECT_EQ(plan.CheckArgs({in, out}), absl::OkStatus());
     const auto refuse = [&](const View& x, const View& y,
                             const std::string& words) {

@@ -12,7 +12,9 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/many_workers.h"
@@ -36,7 +38,7 @@ TEST(LinearWeightsTest, SourcesThatAreStackedHaveTheBytesOfOne) {
   InlineExecutor executor;
   ManyWorkers many(7);
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     for (const bool gated : {false, true}) {
       const auto want = BytesOf(random.Pack(gated));
       // Where panels end, and where they do not; gate and up; one column each,
@@ -60,10 +62,10 @@ TEST(LinearWeightsTest, StackedColumnsMayEndInsideAPanel) {
   TestRng rng;
   InlineExecutor executor;
   for (const WeightCase& c : kWeightCases) {
-    if (c.unit() == 8) continue;
+    if (c.words_of_columns()) continue;
     SCOPED_TRACE(testing::Message() << c);
     for (const int64_t n : {1, 15, 17, 83}) {
-      const RandomWeights random(rng, c, n, kK);
+      const WeightSources random = RealSources(rng, c, n, kK);
       EXPECT_TRUE(AllBitsEqual(
           BytesOf(random.Pack(random.CutAt({n / 3, n / 2}), executor)),
           BytesOf(random.Pack())))
@@ -81,9 +83,9 @@ TEST(LinearWeightsTest, GatedWeightsAreGateThenUp) {
   constexpr int64_t kM = 5, kHalf = kN / 2;
   for (const WeightCase& c : kWeightCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     const auto a = UniformReals<BF>(rng, kM * kK);
-    const auto plain = Product(random.Pack(), kM, a);
+    const auto plain = RunPacked(random.Pack(), kM, a);
     std::vector<double> gate, up, want;
     for (int64_t i = 0; i < kM * kN; ++i) {
       (i % kN < kHalf ? gate : up).push_back(plain[static_cast<size_t>(i)]);
@@ -92,7 +94,7 @@ TEST(LinearWeightsTest, GatedWeightsAreGateThenUp) {
       want.push_back(ReferenceSilu(gate[i]) * up[i]);
     }
     const auto got =
-        Product(random.Pack(random.CutAt({kHalf}), executor, true), kM, a);
+        RunPacked(random.Pack(random.CutAt({kHalf}), executor, true), kM, a);
     EXPECT_TRUE(AllWithin(got, want, [&](double expected, int64_t i) {
       return std::ldexp(12.0, -24) * std::abs(expected) +
              std::ldexp(140.0, -149) *
@@ -106,7 +108,7 @@ TEST(LinearWeightsTest, SourcesWithoutABiasHaveOneOfZeros) {
   InlineExecutor executor;
   for (const WeightCase& c : kFormatCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     auto sources = random.CutAt({5, 22});
     sources[1].bias = {};
     const auto some = random.Pack(sources, executor);
@@ -134,7 +136,7 @@ TEST(LinearWeightsTest, SourcesWithoutABiasHaveOneOfZeros) {
 TEST(LinearWeightsTest, SourcesWithoutZeroPointsHaveEights) {
   TestRng rng;
   InlineExecutor executor;
-  const RandomWeights random(
+  const WeightSources random = RealSources(
       rng, {WeightFormat::kI4Group, WeightLayout::kNK, true}, kN, kK);
   auto sources = random.CutAt({5, 22});
   auto eights = sources;
@@ -149,7 +151,7 @@ TEST(LinearWeightsTest, SourcesWithoutZeroPointsHaveEights) {
 TEST(LinearWeightsTest, ScalesOfGroupsMayBeOfAnyFloatType) {
   TestRng rng;
   InlineExecutor executor;
-  const RandomWeights random(
+  const WeightSources random = RealSources(
       rng, {WeightFormat::kI4Group, WeightLayout::kNK, true}, kN, kK);
   // Exact in each of the types.
   const auto f32 = SmallIntegers<float>(rng, kN * kK / 32, 1, 100);
@@ -168,8 +170,8 @@ TEST(LinearWeightsTest, ScalesOfGroupsMayBeOfAnyFloatType) {
 TEST(LinearWeightsTest, OneScaleOfInt8IsThatOfAllColumnsOfItsSource) {
   TestRng rng;
   InlineExecutor executor;
-  const RandomWeights random(rng, {WeightFormat::kI8Channel, WeightLayout::kKN},
-                             kN, kK);
+  const WeightSources random =
+      RealSources(rng, {WeightFormat::kI8Channel, WeightLayout::kKN}, kN, kK);
   const float scales[] = {0.5f, 0.25f};
   std::vector<float> all(30, scales[0]);
   all.resize(kN, scales[1]);
@@ -184,8 +186,8 @@ TEST(LinearWeightsTest, OneScaleOfInt8IsThatOfAllColumnsOfItsSource) {
 TEST(LinearWeightsTest, GroupsInOrderAreNoActOrder) {
   TestRng rng;
   InlineExecutor executor;
-  const RandomWeights random(rng, {WeightFormat::kI4Group, WeightLayout::kGptq},
-                             kN, kK);
+  const WeightSources random =
+      RealSources(rng, {WeightFormat::kI4Group, WeightLayout::kGptq}, kN, kK);
   std::vector<int32_t> g_idx;
   for (int32_t i = 0; i < kK; ++i) g_idx.push_back(i / 32);
   LinearSource source = random.All();
@@ -200,7 +202,8 @@ TEST(LinearWeightsTest, BytesDependOnTheWeightsAlone) {
   TestRng rng;
   const auto threads = Workers(2);
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng, c, c.unit() == 8 ? 88 : 83, 104);
+    const WeightSources random =
+        RealSources(rng, c, c.words_of_columns() ? 88 : 83, 104);
     const auto sources = random.CutAt({5, 22});
     mallopt(M_PERTURB, 0x55);
     InlineExecutor executor;
@@ -224,7 +227,7 @@ TEST(LinearWeightsTest, SaysWhatItIs) {
   EXPECT_EQ(nothing.spec().n, 0);
   for (const WeightCase& c : kWeightCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     for (const bool gated : {false, true}) {
       const LinearWeights w = random.Pack(gated);
       const bool groups = c.format >= WeightFormat::kE4M3Block;
@@ -251,7 +254,7 @@ TEST(LinearWeightsTest, MaxPackedBytesIsForAllThatAFormatMayHave) {
   TestRng rng;
   for (const WeightCase& c : kWeightCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     for (const bool gated : {false, true}) {
       const auto size = static_cast<int64_t>(random.Pack(gated).bytes().size());
       const auto most = LinearWeights::MaxPackedBytes(random.Spec(gated));
@@ -270,8 +273,8 @@ TEST(LinearWeightsTest, MaxPackedBytesIsForAllThatAFormatMayHave) {
 TEST(LinearWeightsTest, AGroupOfAllOfKHasTheSizeOfK) {
   TestRng rng;
   InlineExecutor executor;
-  const RandomWeights random(rng, {WeightFormat::kI4Group, WeightLayout::kNK},
-                             kN, kK, kK);
+  const WeightSources random =
+      RealSources(rng, {WeightFormat::kI4Group, WeightLayout::kNK}, kN, kK, kK);
   for (const int64_t size : {LinearWeightsSpec::kWholeK, kK, kK + 1}) {
     LinearWeightsSpec spec = random.Spec();
     spec.group_size = size;
@@ -288,20 +291,21 @@ TEST(LinearWeightsTest, ACopySharesTheBytes) {
   InlineExecutor executor;
   for (const WeightCase& c : kFormatCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     const auto a = UniformReals<BF>(rng, 3 * kK);
     LinearWeights first = random.Pack();
-    const auto want = Product(first, 3, a);
+    const auto want = RunPacked(first, 3, a);
     LinearWeights copy = first;
     EXPECT_EQ(copy.bytes().data(), first.bytes().data());
     EXPECT_EQ(copy.bytes().size(), first.bytes().size());
     first = LinearWeights();
     const LinearWeights moved = std::move(copy);
-    auto plan = PlanOf(moved, SpecOf(DType::kBF16, DType::kF32));
-    EXPECT_TRUE(AllBitsEqual(RunLinear<BF, float>(plan, 3, a, executor), want));
-    const auto alone = PlanOf(random.Pack(), SpecOf(DType::kBF16, DType::kF32));
+    auto plan = PackedPlan(moved, SpecOf<BF, float>());
     EXPECT_TRUE(
-        AllBitsEqual(RunLinear<BF, float>(alone, 3, a, executor), want));
+        AllBitsEqual(RunLinear<BF, float>(plan, {3}, a, executor), want));
+    const auto alone = PackedPlan(random.Pack(), SpecOf<BF, float>());
+    EXPECT_TRUE(
+        AllBitsEqual(RunLinear<BF, float>(alone, {3}, a, executor), want));
   }
 }
 

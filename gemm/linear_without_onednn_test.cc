@@ -11,8 +11,10 @@
 #include "quern/core/executor.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -26,7 +28,7 @@ TEST(LinearWithoutOneDnnTest, RefusesOneDnnByNameAndRunsThePackedKernels) {
   InlineExecutor executor;
   TestRng rng;
   const Shape s{1, 2, 32};
-  for (const FormatCase& f : kEveryFormat) {
+  for (const WeightCase& f : kEveryFormat) {
     SCOPED_TRACE(testing::Message() << f);
     const KnownWeights known = ExactWeights(rng, f, s);
     const LinearWeights weights = known.Pack(executor);
@@ -55,7 +57,7 @@ TEST(LinearWithoutOneDnnTest, RefusesOneDnnByNameAndRunsThePackedKernels) {
           << plan->Explain(1) << "\nlacks: " << choice.why;
       std::vector<float> a(32, 127.0f);  // what int8 has codes for
       EXPECT_EQ((RunLinear<float, float>(*plan, s, a, executor)),
-                RoundedTo<float>(known.Product(1, ToDoubles(a))));
+                RoundedTo<float>(ProductOf(known, 1, ToDoubles(a))));
     }
   }
 }

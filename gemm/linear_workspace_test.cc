@@ -15,8 +15,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/linear_blocks_testutil.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/block_format.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -62,13 +64,15 @@ class LinearWorkspaceTest : public IsaTest {
     if (plan.spec().a == DType::kI8) {
       terms.scales.assign(static_cast<size_t>(m), 0.5f);
     }
-    std::vector<float> want;
+    Shape s{m};
+    s.padding = padding;
+    s.shift = padding % 3;
     InlineExecutor inline_executor;
-    want = RunLinear<A, float>(plan, m, a, inline_executor, padding, terms);
+    const auto want = RunLinear<A, float>(plan, s, a, inline_executor, terms);
     for (size_t i = 0; i < count; ++i) {
       ManyWorkers executor(workers[i]);
-      ASSERT_TRUE(AllBitsEqual(
-          RunLinear<A, float>(plan, m, a, executor, padding, terms), want))
+      ASSERT_TRUE(
+          AllBitsEqual(RunLinear<A, float>(plan, s, a, executor, terms), want))
           << m << " rows, n=" << plan.n() << ", k=" << plan.k() << ", "
           << workers[i] << " workers";
     }
@@ -101,32 +105,20 @@ constexpr Divided kOverflows[] = {{3, 16, 64, 4096},
                                   {127, 15, 2048, 4096}};
 
 // A plan on n times k weights of one value.
-template <typename T>
-LinearPlan PlanOfOne(WeightFormat format, int64_t n, int64_t k, T value,
+LinearPlan PlanOfOne(WeightFormat format, int64_t n, int64_t k, double value,
                      const LinearSpec& spec) {
-  const std::vector<T> w(static_cast<size_t>(n * k), value);
-  const float scale = 0.25f;
-  LinearSource source;
-  source.codes = DenseMatrix(w.data(), n, k);
-  if (format == WeightFormat::kI8Channel) {
-    source.scales = DenseVector(&scale, 1);
-  }
-  LinearWeightsSpec weights;
-  weights.n = n;
-  weights.k = k;
-  weights.format = format;
+  KnownWeights w = EmptyWeights({format}, {0, n, k});
+  w.codes.assign(static_cast<size_t>(n * k), value);
+  if (format == WeightFormat::kI8Channel) w.scales = {0.25};
   InlineExecutor executor;
-  const auto packed = LinearWeights::Pack(weights, {source}, executor);
-  EXPECT_TRUE(packed.ok()) << packed.status();
-  return PlanOf(*packed, spec);
+  return PackedPlan(w.Pack(executor), spec);
 }
 
 TEST_P(LinearWorkspaceTest, ADividedKStaysInTheWorkspace) {
   TestRng rng;
   for (const Divided& d : kOverflows) {
     const auto plan =
-        PlanOfOne(WeightFormat::kBF16, d.n, d.k, FromDouble<BF>(0.75),
-                  SpecOf(DType::kBF16, DType::kF32));
+        PlanOfOne(WeightFormat::kBF16, d.n, d.k, 0.75, SpecOf<BF, float>());
     ExpectStays<BF>(plan, d.m, &d.workers, 1, rng);
   }
 }
@@ -137,8 +129,7 @@ TEST_P(LinearWorkspaceTest, MoreRowsThanThoseOfADividedKNeedNoLess) {
   int divided = 0;
   for (const Divided& d : kOverflows) {
     const auto plan =
-        PlanOfOne(WeightFormat::kBF16, d.n, d.k, FromDouble<BF>(0.75),
-                  SpecOf(DType::kBF16, DType::kF32));
+        PlanOfOne(WeightFormat::kBF16, d.n, d.k, 0.75, SpecOf<BF, float>());
     EXPECT_RAN_ON(plan);
     for (const int workers : {2, d.workers, d.workers + 1}) {
       int64_t most = 0;
@@ -157,8 +148,8 @@ TEST_P(LinearWorkspaceTest, MoreRowsThanThoseOfADividedKNeedNoLess) {
 TEST_P(LinearWorkspaceTest, ADividedKOfInt8StaysInTheWorkspace) {
   TestRng rng;
   for (const Divided& d : kOverflows) {
-    const auto plan = PlanOfOne(WeightFormat::kI8Channel, d.n, d.k, int8_t{-77},
-                                SpecOf(DType::kI8, DType::kF32));
+    const auto plan = PlanOfOne(WeightFormat::kI8Channel, d.n, d.k, -77,
+                                SpecOf<int8_t, float>());
     ExpectStays<int8_t>(plan, d.m, &d.workers, 1, rng);
   }
 }
@@ -168,13 +159,13 @@ TEST_P(LinearWorkspaceTest, ADividedKHasTheSameBitsForAnyNumberOfWorkers) {
   TestRng rng;
   std::vector<int> workers;
   for (int i = 2; i <= 64; ++i) workers.push_back(i);
-  const RandomWeights random(rng, {WeightFormat::kF32, WeightLayout::kNK}, 232,
-                             4099);
+  const WeightSources random =
+      RealSources(rng, {WeightFormat::kF32, WeightLayout::kNK}, 232, 4099);
   for (const auto act :
        {LinearActivation::kNone, LinearActivation::kSiluAndMul}) {
-    LinearSpec spec = SpecOf(DType::kF32, DType::kF32);
+    LinearSpec spec = SpecOf<float, float>();
     spec.activation = act;
-    const auto plan = PlanOf(random.Pack(IsGated(act)), spec);
+    const auto plan = PackedPlan(random.Pack(IsGated(act)), spec);
     ExpectStays<float>(plan, 16, workers.data(), workers.size(), rng, 3);
   }
 }
@@ -195,18 +186,18 @@ class LinearWorkspaceSweepTest : public LinearWorkspaceTest {
         // A chunk is 256 k of f32, 1024 of int8, else 512. There is more than
         // one, and more than two where k may be divided.
         const int64_t k = int8 ? 2112 : groups ? 608 : 1120;
-        const RandomWeights random(rng, c, n, k, 64);
-        LinearSpec spec = SpecOf(DType::kBF16, DType::kF32);
+        const WeightSources random = RealSources(rng, c, n, k, 64);
+        LinearSpec spec = SpecOf<BF, float>();
         spec.activation = activation;
         const LinearWeights weights = random.Pack(IsGated(activation));
-        const auto plan = PlanOf(weights, spec);
+        const auto plan = PackedPlan(weights, spec);
         for (const int64_t m : kRows) {
           ExpectStays<BF>(plan, m, kWorkers, std::size(kWorkers), rng);
         }
         ExpectBytesGrow(plan);
         if (!int8) continue;
         spec.a = DType::kI8;
-        const auto given = PlanOf(weights, spec);
+        const auto given = PackedPlan(weights, spec);
         for (const int64_t m : kRows) {
           ExpectStays<int8_t>(given, m, kWorkers, std::size(kWorkers), rng);
         }
@@ -232,13 +223,13 @@ TEST_P(LinearWorkspaceTest, BlocksTakeWhatTheySaid) {
        {LinearActivations::kExact, LinearActivations::kInt8Blocks}) {
     for (const auto act :
          {LinearActivation::kNone, LinearActivation::kGeluTanhAndMul}) {
-      LinearSpec spec = SpecOf(DType::kBF16, DType::kF32);
+      LinearSpec spec = SpecOf<BF, float>();
       spec.activation = act;
       spec.activations = activations;
-      const auto plan =
-          PlanOf(RandomBlockWeights(rng, BlockFormat::kQ4_K, 104, 768, 1.0)
-                     .Pack(IsGated(act)),
-                 spec);
+      const auto plan = PackedPlan(
+          WeightSources(BlockWeights(rng, BlockFormat::kQ4_K, 104, 768, 1.0))
+              .Pack(IsGated(act)),
+          spec);
       for (const int64_t m : kRows) {
         ExpectStays<BF>(plan, m, kWorkers, std::size(kWorkers), rng);
       }
@@ -253,11 +244,11 @@ TEST_P(LinearWorkspaceTest, Int4InBlocksTakesWhatItSaid) {
   const WeightCase c = {WeightFormat::kI4Group, WeightLayout::kNK, true, true};
   for (const auto act :
        {LinearActivation::kNone, LinearActivation::kGeluTanhAndMul}) {
-    LinearSpec spec = SpecOf(DType::kBF16, DType::kF32);
+    LinearSpec spec = SpecOf<BF, float>();
     spec.activation = act;
     spec.activations = LinearActivations::kInt8Blocks;
-    const RandomWeights random(rng, c, 104, 608, 64);
-    const auto plan = PlanOf(random.Pack(IsGated(act)), spec);
+    const WeightSources random = RealSources(rng, c, 104, 608, 64);
+    const auto plan = PackedPlan(random.Pack(IsGated(act)), spec);
     for (const int64_t m : kRows) {
       ExpectStays<BF>(plan, m, kWorkers, std::size(kWorkers), rng);
     }
@@ -269,8 +260,8 @@ TEST(LinearWorkspaceRefusalTest, RefusesRowsAndWorkersThatThereAreNot) {
   TestRng rng;
   for (const WeightCase& c : kFormatCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, 16, 32);
-    const auto plan = PlanOf(random.Pack());
+    const WeightSources random = RealSources(rng, c, 16, 32);
+    const auto plan = PackedPlan(random.Pack());
     ExpectRefusal(plan.WorkspaceBytes(-1, 1).status(), "max_m=-1");
     ExpectRefusal(plan.WorkspaceBytes(1, 0).status(), "max_workers=0");
   }

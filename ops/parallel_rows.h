@@ -1,13 +1,14 @@
 #ifndef QUERN_OPS_PARALLEL_ROWS_H_
 #define QUERN_OPS_PARALLEL_ROWS_H_
 
-// core/parallel_rows.h with the thresholds that all operators on rows share.
+// core/threads/parallel_rows.h with the thresholds that all operators on rows
+// share.
 
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
 #include "quern/core/executor.h"
-#include "quern/core/parallel_rows.h"
+#include "quern/core/threads/parallel_rows.h"
 
 namespace quern {
 

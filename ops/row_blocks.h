@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/stores.h"
 #include "quern/ops/row_block_kernels.h"
 #include "quern/ops/rows_of.h"  // IWYU pragma: export

@@ -12,8 +12,8 @@
 #include "hwy/highway.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/packing/vnni_pack.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/types/span.h"
 #include "quern/core/check_args.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"

@@ -12,9 +12,9 @@
 #include "hwy/highway.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/quant/convert.h"
 
 namespace quern {

@@ -12,10 +12,10 @@
 #include "hwy/base.h"
 #include "quern/core/check.h"
 #include "quern/core/check_args.h"
-#include "quern/core/cpu_info.h"
-#include "quern/core/parallel_rows.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
+#include "quern/core/threads/parallel_rows.h"
 #include "quern/quant/float_format.h"
 #include "quern/quant/quantize_rows.h"
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/core/checksum.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/testing/reference_convert.h"
 

@@ -18,7 +18,9 @@
 //
 // A suite whose kernels multiply int8 (core/avx_vnni.h) has
 // QUERN_INSTANTIATE_INT8_ISA_TEST in place of the other: it also runs on
-// AVX2_VNNI, where the CPU has it. AVX2 is AVX2 alone in every suite.
+// AVX2_VNNI and AVX2_VNNI_INT8, where the CPU has them, or the test emulates
+// the latter (testing/emulate_avx_vnni_int8.h). AVX2 is AVX2 alone in every
+// suite.
 
 #include <cstddef>
 #include <cstdio>
@@ -28,7 +30,6 @@
 
 #include "gtest/gtest.h"
 #include "hwy/detect_targets.h"
-#include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 #include "quern/core/isa.h"
 
@@ -53,6 +54,11 @@ inline std::vector<Isa> IsasOf(IsaKinds kinds, const std::vector<Isa>& all) {
   return isas;
 }
 
+// Whether an instruction of `isa` is executed by software here.
+inline bool IsEmulated(const Isa& isa) {
+  return isa == kAvx2VnniInt8 && AvxVnniInt8IsEmulated();
+}
+
 // Says in the test's log which instruction sets a suite runs on, and which this
 // CPU does not have.
 inline void PrintIsas(const char* suite, IsaKinds kinds) {
@@ -63,6 +69,7 @@ inline void PrintIsas(const char* suite, IsaKinds kinds) {
     for (const Isa& one : ran) has = has || one == isa;
     std::string& to = names[has ? 0 : 1];
     to += (to.empty() ? "" : ", ") + std::string(isa.name());
+    if (has && IsEmulated(isa)) to += " (by emulation)";
   }
   std::printf("%s runs on %s; this CPU does not have: %s\n", suite,
               names[0].c_str(),
@@ -72,8 +79,10 @@ inline void PrintIsas(const char* suite, IsaKinds kinds) {
 class IsaTest : public testing::TestWithParam<Isa> {
  public:
   // The name of the instruction set asked for: Highway's, e.g. "AVX3_DL", or
-  // kAvxVnniTarget.
+  // one of core/avx_vnni.h.
   const char* isa() const { return GetParam().name(); }
+  // Whether sizes must be small, because an instruction takes a microsecond.
+  bool emulated() const { return IsEmulated(GetParam()); }
 
   testing::AssertionResult RanOn(const std::string& target) {
     proved_ = true;

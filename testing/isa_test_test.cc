@@ -5,6 +5,7 @@
 #define HWY_TARGET_INCLUDE "testing/isa_test_test.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -13,6 +14,7 @@ namespace HWY_NAMESPACE {
 
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
 const char* Int8Target() {
+  if (HWY_TARGET == HWY_AVX2 && HasAvxVnniInt8()) return kAvxVnniInt8Target;
   return HWY_TARGET == HWY_AVX2 && HasAvxVnni() ? kAvxVnniTarget : Target();
 }
 
@@ -27,6 +29,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
+#include "quern/core/isa.h"
 #include "quern/testing/isa_test.h"
 
 namespace quern {
@@ -91,15 +94,16 @@ class SomeInt8KernelTest : public IsaTest {
   }
   static void TearDownTestSuite() {
     if (GTEST_FLAG_GET(filter) != "*") return;
-    EXPECT_EQ(Seen(), HasAvxVnni() ? 1 : 0);
+    EXPECT_EQ(Seen(), (HasAvxVnni() ? 1 : 0) + (HasAvxVnniInt8() ? 1 : 0));
   }
 };
 QUERN_INSTANTIATE_INT8_ISA_TEST(SomeInt8KernelTest);
 
-TEST_P(SomeInt8KernelTest, RunsOnAvxVnniOnceAndOnlyWhereThatIsAskedFor) {
+TEST_P(SomeInt8KernelTest, RunsOnALeafOnceAndOnlyWhereThatIsAskedFor) {
   const Plan plan = {HWY_DYNAMIC_DISPATCH(Int8Target)()};
   EXPECT_RAN_ON(plan);
-  Seen() += std::string(plan.target()) == kAvxVnniTarget ? 1 : 0;
+  EXPECT_STREQ(plan.target(), isa());
+  Seen() += GetParam().leaf != IsaLeaf::kNone ? 1 : 0;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Refuses hand-made loops that keep the largest |a - b|, and checks that fail if
 # |a - b| > bound. NaN passes nearly every spelling of such a loop, and every
-# such check. testing/largest_difference.h keeps the largest difference so that
+# such check. testing/errors/largest_difference.h keeps the largest difference so that
 # NaN does not pass; a check is written `if (!(difference <= bound))`.
 #
 # Usage: tools/check_comparators.sh [DIR]        every *.cc and *.h below DIR (the
@@ -67,7 +67,7 @@ check() {
   found=$(cd "$root" && search "${files[@]}" | tr '\n\0' ' \n') || status=$?
   ((status < 2)) || { echo "comparators: the search failed in $root" >&2; return 1; }
   if [[ -n $found ]]; then
-    echo "hand-made comparisons, which NaN may pass; take testing/largest_difference.h, or !(difference <= bound):" >&2
+    echo "hand-made comparisons, which NaN may pass; take testing/errors/largest_difference.h, or !(difference <= bound):" >&2
     sed -E 's#^\./##; s/ +/ /g; s/^/  /' <<<"$found" >&2
     return 1
   fi

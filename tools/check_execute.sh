@@ -109,7 +109,7 @@ self_test
 files=("$@")
 if ((${#files[@]} == 0)); then
   mapfile -t files < <(git ls-files attention c cache core gemm models ops packing quant |
-    grep -E '\.(cc|h)$' | grep -vE '_(test|bench|testutil)\.(cc|h)$')
+    grep -E '\.(cc|h)$' | grep -vE '_(test|bench|testutil)\.(cc|h)$|/testing/')
 fi
 found=$(scan "${files[@]}")
 count=${found##*$'\n'}

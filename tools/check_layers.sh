@@ -30,6 +30,13 @@ declare -rA allowed=(
 # counts as a folder.
 readonly decoder_words="models/decoder/decoder_options.h models/decoder/decoder_work.h"
 declare -rA inner=(
+  [core/sets]=""
+  [core/algorithms]=""
+  [core/machine]=""
+  [core/threads]="core/machine"
+  [core/limits]="core/machine core/sets"
+  [attention/kernels]=""
+  [attention/schedule]=""
   [gemm/weights]=""
   [gemm/kernels]="gemm/weights"
   [gemm/schedule]="gemm/kernels gemm/weights"
@@ -44,6 +51,9 @@ declare -rA inner=(
   [models/decoder/memory]="$decoder_words models/architectures"
   [models/decoder/parts]="models/decoder/loading models/decoder/memory models/architectures"
   [models/decoder]="models/decoder/parts models/decoder/loading models/decoder/memory $decoder_words models/architectures models/gguf"
+  [c/objects]=""
+  [c/model]="c/objects"
+  [c/tvm_ffi]=""
   [ops/registry/reference]=""
   [ops/registry/families]="ops/registry/reference"
   [ops/registry/vllm]="ops/registry/families ops/registry/reference"
@@ -61,7 +71,7 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 
 # Tests, benchmarks and sources that are testonly by their name may include
 # //testing.
-is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
+is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == */testing/* || $1 == tools/* ]]; }
 
 # The line of `inner` that the path $1 belongs to; empty if there is none.
 inner_of() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -142,6 +143,12 @@ class Filler {
   Float16 q8_scale_;
 };
 
+// Whether the embedding is the output matrix, too.
+bool IsTied(const RandomModelShape& s) {
+  return !s.recurrence.kinds.empty() || s.architecture == "gemma3" ||
+         FindArchitecture(s.architecture)->always.Has(ModelPart::kMultipliers);
+}
+
 DecoderConfig ConfigOf(const RandomModelShape& s) {
   DecoderConfig c;
   c.vocab = s.vocab;
@@ -172,20 +179,22 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ssm_heads = r.ssm_heads;
   c.ssm_groups = r.ssm_groups;
   c.ssm_state = r.ssm_state;
+  // Used in models whose files say how experts are scored.
+  c.leading_dense = std::min(s.latent.leading_dense, s.layers - 1);
+  if (!r.kinds.empty()) c.gating = DecoderConfig::kSigmoid;
   if (const RandomLatent& l = s.latent; l.kv_lora > 0) {
     c.kv_lora = l.kv_lora;
     c.q_lora = l.q_lora;
     c.rope_dim = l.rope;
     c.value_dim = l.value_dim;
-    c.leading_dense = std::min(l.leading_dense, s.layers - 1);
     c.shared_experts = l.shared_experts;
     c.experts_sum_to_one = false;
     c.yarn_factor = l.yarn_factor;
     c.yarn_original = l.yarn_original;
     c.yarn_log_mul = l.yarn_log_mul;
   }
-  // Granite-4-H's, but for the divisor of logits, so that these are of order 1.
-  c.rope = false;
+  // Granite's, but for the divisor of logits, so that these are of order 1.
+  c.rope = r.kinds.empty();
   c.embedding_scale = 12;
   c.residual_scale = 0.22f;
   c.attention_scale = 1 / static_cast<float>(s.head_dim);
@@ -194,11 +203,14 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   SetArchitecture(
       *FindArchitecture(s.architecture),
       [&s](ModelPart part) {
-        return (part == ModelPart::kOutputMatrix &&
-                s.recurrence.kinds.empty()) ||
+        return (part == ModelPart::kOutputMatrix && !IsTied(s)) ||
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
                (part == ModelPart::kSharedExpert &&
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
+               part == ModelPart::kQkvBias ||
+               (part == ModelPart::kRouterBias &&
+                !s.recurrence.kinds.empty()) ||
+               (part == ModelPart::kLocalLayers && s.window > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kQueryLora && s.latent.q_lora > 0) ||
                (part == ModelPart::kExperts && s.experts > 0);
@@ -342,6 +354,15 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
   if (c.Has(ModelPart::kYarn)) {
     w.KeyString(absl::StrCat(c.architecture, ".", kRopeScalingKey),
                 kYarnScaling);
+  }
+  // Files of models that see images tell which pairs of a head turn by which of
+  // an image's three positions. A token of text has the same in all, so that
+  // models of text do not read it; llama.cpp wants it.
+  if (absl::StrContains(c.architecture, "vl")) {
+    const auto pairs = static_cast<int32_t>(c.rope_dim / 2);
+    const int32_t rows = pairs * 3 / 8;
+    w.KeyI32s(absl::StrCat(c.architecture, ".rope.dimension_sections"),
+              {pairs - 2 * rows, rows, rows, 0});
   }
   WriteModelKeys(
       c,

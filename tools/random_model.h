@@ -11,9 +11,9 @@
 // that the stream stays of order 1 through any number of layers. Weights of
 // norms are uniform from 0.5 to 1.5, biases from -0.25 to 0.25, and decays from
 // -1.5 to -0.5, so that one that is applied in another place, or not at all,
-// shows. The embedding has the standard deviation 1; in Gemma-2,
-// LFM2 and Granite-4-H, where it is the output matrix too, it has that of a
-// matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite-4-H by 12.
+// shows. The embedding has the standard deviation 1; in Gemma,
+// LFM2 and Granite, where it is the output matrix too, it has that of a
+// matrix, and in Gemma it is multiplied by sqrt(n), in Granite by 12.
 // A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
 // at most 3.5 standard deviations, and the same bits on every machine.
 //
@@ -58,7 +58,8 @@ struct RandomLatent {
   int64_t kv_lora = 0;  // 0: attention is over keys and values of heads
   int64_t rope = 0;
   int64_t value_dim = 0;
-  int64_t leading_dense = 0;   // layers before the first with experts
+  // Layers before the first with experts, also in models without latents.
+  int64_t leading_dense = 0;
   int64_t shared_experts = 0;  // each as wide as one of the others
   // YaRN: how much longer the context became, the context before, and a tenth
   // of mscale_all_dim.

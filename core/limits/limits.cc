@@ -17,11 +17,11 @@
 #include "absl/strings/string_view.h"
 #include "hwy/base.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits_kernels.h"
 #include "quern/core/limits/timer.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {

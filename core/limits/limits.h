@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits_kernels.h"
+#include "quern/core/machine/cpu_info.h"
 
 namespace quern {
 

@@ -64,7 +64,7 @@ struct PeakKernels {
   const char* target;
   PeakKernel f32;
   PeakKernel bf16;  // sums in f32; the f32 kernel where bf16 must be widened
-  PeakKernel i8;    // u8 * s8, sums in i32
+  PeakKernel i8;    // u8 * s8, or s8 * s8, sums in i32
   PeakKernel i6;    // u8 below 64 * s8; the i8 kernel where that is fastest
 };
 
@@ -75,8 +75,10 @@ StreamKernels GetStreamKernels();
 absl::Span<const PeakKernelSet> PeakKernelSets();
 // The kernels of the first that runs on this CPU.
 PeakKernels GetPeakKernels();
-// A row of the list: AVX2 with AVX-VNNI. Defined where QUERN_AVX_VNNI is 1.
+// Rows of the list: AVX2 with AVX-VNNI, and with AVX-VNNI-INT8. Defined where
+// QUERN_AVX_VNNI is 1.
 PeakKernels GetPeakAvxVnniKernels();
+PeakKernels GetPeakAvxVnniInt8Kernels();
 
 }  // namespace quern
 

@@ -7,11 +7,15 @@
 
 #include "gtest/gtest.h"
 #include "hwy/base.h"
+#include "hwy/detect_targets.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/executor.h"
+#include "quern/core/isa.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits_kernels.h"
+#include "quern/core/machine/cpu_info.h"
+#include "quern/testing/emulate_avx_vnni_int8.h"
 #include "quern/testing/isa_test.h"
 
 namespace quern {
@@ -100,9 +104,11 @@ class PeakTest : public IsaTest {
     return kernels;
   }
   bool Is(const char* target) const { return std::string(isa()) == target; }
+  // vpdpbssd, to which 255 is -1.
+  bool HasSignedQuads() const { return Is("AVX2_VNNI_INT8"); }
   bool HasVnni() const {
-    return Is("AVX2_VNNI") || Is("AVX3_DL") || Is("AVX3_ZEN4") ||
-           Is("AVX3_SPR");
+    return HasSignedQuads() || Is("AVX2_VNNI") || Is("AVX3_DL") ||
+           Is("AVX3_ZEN4") || Is("AVX3_SPR");
   }
   bool HasDotBF16() const { return Is("AVX3_ZEN4") || Is("AVX3_SPR"); }
   // The width of a vector in bytes, 16 on the smallest instruction sets.
@@ -113,7 +119,19 @@ class PeakTest : public IsaTest {
                                         : 16;
   }
 };
+// Before GoogleTest asks which instruction sets there are.
+const bool kHasVpdpbssd = EmulateAvxVnniInt8();
 QUERN_INSTANTIATE_INT8_ISA_TEST(PeakTest);
+
+TEST(PeakSetsTest, HaveAllLeaves) {
+  EXPECT_EQ(kAvx2VnniInt8.Runs(), kHasVpdpbssd);
+  for (const Isa& isa : SupportedIsas()) {
+    if (isa.highway != HWY_AVX2) continue;
+    UseIsaForTest(&isa);
+    EXPECT_STREQ(GetPeakKernels().target, isa.name());
+  }
+  UseIsaForTest(nullptr);
+}
 
 // With ones everywhere each multiplication adds one to the result: what is
 // claimed is what was computed.
@@ -159,14 +177,17 @@ TEST_P(PeakTest, I8RunsOnTheFastestInstruction) {
   const PeakKernels k = kernels();
   const double products = k.i8.ops_per_step() / 2;
   const bool exact = HasVnni() || Is("SSE2");
+  const int all_ones = HasSignedQuads() ? -1 : 255;
   EXPECT_EQ(k.i8.run(7, 255, 127),
-            7 * products * (exact ? 255 * 127 : 32767 / 2.0));
+            7 * products * (exact ? all_ones * 127 : 32767 / 2.0));
   EXPECT_EQ(k.i8.run(7, 255, -128),
-            7 * products * (exact ? 255 * -128 : -32768 / 2.0));
+            7 * products * (exact ? all_ones * -128 : -32768 / 2.0));
   EXPECT_GE(k.i8.sums, 8);
 }
 
 TEST(LimitsTest, EverySampleIsARate) {
+  // Rates of emulated instructions would take minutes.
+  AllowAvxVnniInt8ForTest(!AvxVnniInt8IsEmulated());
   CpuInfo cpu;  // small caches: the least buffer
   auto limits = Limits::Create(cpu);
   ASSERT_TRUE(limits.ok()) << limits.status();

@@ -112,7 +112,7 @@ struct PeakOfProducts {
   }
 };
 
-#if !QUERN_AVX_VNNI_PASS &&                              \
+#if !QUERN_AVX_VNNI_PASS && !QUERN_AVX_VNNI_INT8_PASS && \
     (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || \
      HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3)
 
@@ -200,7 +200,8 @@ using PeakI6 = PeakI8;
 struct PeakI8 {
   static constexpr int kSums = 12;
   static constexpr double kProductsPerLane = 4;
-  static constexpr const char* kSequence = "u8 s8 dot";
+  static constexpr const char* kSequence =
+      QUERN_AVX_VNNI_INT8_PASS ? "s8 s8 dot" : "u8 s8 dot";
   using D = DI32;
   using Sum = VI32;
   struct Operands {
@@ -213,7 +214,11 @@ struct PeakI8 {
   }
   static HWY_INLINE void Add(Operands& x, Sum& sum) {
     Forget(x.a);
+#if QUERN_AVX_VNNI_INT8_PASS
+    sum = DotSignedQuads(DI32(), hn::BitCast(DI8(), x.a), x.b, sum);
+#else
     sum = DotQuads(DI32(), x.a, x.b, sum);
+#endif
     Forget(sum);
   }
 };
@@ -275,7 +280,11 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-#if QUERN_AVX_VNNI_PASS
+#if QUERN_AVX_VNNI_INT8_PASS
+PeakKernels GetPeakAvxVnniInt8Kernels() {
+  return HWY_STATIC_DISPATCH(GetKernels)();
+}
+#elif QUERN_AVX_VNNI_PASS
 PeakKernels GetPeakAvxVnniKernels() {
   return HWY_STATIC_DISPATCH(GetKernels)();
 }
@@ -284,6 +293,7 @@ absl::Span<const PeakKernelSet> PeakKernelSets() {
   static constexpr PeakKernelSet kSets[] = {
     QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
 #if QUERN_AVX_VNNI
+    {kAvx2VnniInt8, &GetPeakAvxVnniInt8Kernels},
     {kAvx2Vnni, &GetPeakAvxVnniKernels},
 #endif
     QUERN_HWY_SETS_FROM_AVX2(GetKernels),

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/packing/vnni_pack.h"
 

@@ -362,7 +362,8 @@ TEST(GenerateTest, HelpIsReadable) {
   for (const char* words :
        {"--prompt\n", "--specials (false)\n", "--model\n",
         "--max_tokens (128)\n", "--threads (0)\n", "--ranks (1)\n",
-        "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
+        "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n",
+        "--min_p (0)\n", "--top_n_sigma (0)\n", "--typical_p (1)\n", "--seed (",
         "--activations (int8)\n", "--kv (bf16)\n", "--perplexity (false)\n",
         "--stats (false)\n", "--limits (false)\n", "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
@@ -394,6 +395,11 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--top_k=-1"}, "--top_k=-1; need 0 or more"},
       {{"--top_p=0"}, "--top_p=0; need more than 0 and at most 1"},
       {{"--top_p=1.5"}, "--top_p=1.5; need more than 0"},
+      {{"--min_p=-0.1"}, "--min_p=-0.1; need 0 to 1"},
+      {{"--min_p=nan"}, "--min_p=nan; need 0 to 1"},
+      {{"--top_n_sigma=-1"}, "--top_n_sigma=-1; need 0 or more"},
+      {{"--top_n_sigma=inf"}, "--top_n_sigma=inf; need 0 or more"},
+      {{"--typical_p=0"}, "--typical_p=0; need more than 0 and at most 1"},
       {{"--seed=-1"}, "--seed=-1 is not a value of that flag: need a whole "},
       {{"--stats=maybe"}, "need true or false"},
       {{"--limits=maybe"}, "need true or false"},

@@ -7,12 +7,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits.h"
 #include "quern/core/limits/samples.h"
 #include "quern/core/limits/timer.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/decoder/decoder_work.h"
 

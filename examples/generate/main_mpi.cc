@@ -21,8 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "examples/generate/generator.h"
 #include "examples/generate/options.h"
-#include "quern/core/cpu_info.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/machine/cpu_info.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/ops/parallel/mpi/mpi_communicator.h"
 
 namespace quern {

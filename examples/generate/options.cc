@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/max_isa.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/ops/registry/op_policy.h"
 
@@ -78,9 +78,11 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.specials);
      }},
     {"model", "",
-     "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,\n"
-     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or a block\n"
-     "      format such as Q8_0 or Q4_K; default: the one that comes with this",
+     "GGUF file of a model that models/README.md lists, such as a Llama, "
+     "Qwen3\n"
+     "      or Gemma-2, in F32, F16, BF16 or a block format such as Q8_0 or "
+     "Q4_K;\n"
+     "      default: the one that comes with this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;
@@ -191,6 +193,27 @@ constexpr Flag kFlags[] = {
      "choose among the likeliest tokens that reach this probability", kNumber,
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtof(value, &o.top_p);
+     }},
+    {"min_p", "0",
+     "choose among the tokens with this share of the likeliest one's\n"
+     "      probability, or more",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.min_p);
+     }},
+    {"top_n_sigma", "0",
+     "choose among the tokens whose logits are within so many standard\n"
+     "      deviations of the largest; 0: all",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.top_n_sigma);
+     }},
+    {"typical_p", "1",
+     "choose among the tokens nearest to the entropy that reach this\n"
+     "      probability",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.typical_p);
      }},
     {"seed", "4", "of the random draws: the same seed gives the same text",
      "a whole number from 0 to 2^64 - 1",
@@ -323,6 +346,16 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   if (o.top_k < 0) return refuse("--top_k=", o.top_k, "; need 0 or more");
   if (!(o.top_p > 0 && o.top_p <= 1)) {
     return refuse("--top_p=", o.top_p, "; need more than 0 and at most 1");
+  }
+  if (!(o.min_p >= 0 && o.min_p <= 1)) {
+    return refuse("--min_p=", o.min_p, "; need 0 to 1");
+  }
+  if (!std::isfinite(o.top_n_sigma) || o.top_n_sigma < 0) {
+    return refuse("--top_n_sigma=", o.top_n_sigma, "; need 0 or more");
+  }
+  if (!(o.typical_p > 0 && o.typical_p <= 1)) {
+    return refuse("--typical_p=", o.typical_p,
+                  "; need more than 0 and at most 1");
   }
   return absl::OkStatus();
 }

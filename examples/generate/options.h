@@ -31,6 +31,9 @@ struct GenerateOptions {
   float temperature = 0.8f;
   int64_t top_k = 40;
   float top_p = 1;
+  float min_p = 0;
+  float top_n_sigma = 0;
+  float typical_p = 1;
   uint64_t seed = 4;
   bool stats = false;
   bool limits = false;  // only with stats

@@ -18,7 +18,7 @@
 #include "examples/generate/stats.h"
 #include "quern/core/communicator.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/tokenizer/tokenizer.h"

@@ -28,6 +28,9 @@ TokenSampler::TokenSampler(const GenerateOptions& options)
   common_.temperature = options.temperature;
   common_.top_k = options.top_k;
   common_.top_p = options.top_p;
+  common_.min_p = options.min_p;
+  common_.top_n_sigma = options.top_n_sigma;
+  common_.typical_p = options.typical_p;
   common_.seed = options.seed;
 }
 

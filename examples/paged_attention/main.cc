@@ -25,9 +25,9 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/core/workspace.h"
 
 namespace quern {

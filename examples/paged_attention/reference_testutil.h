@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "quern/core/dtype.h"
 #include "quern/quant/scalar_convert.h"
-#include "quern/testing/largest_difference.h"
+#include "quern/testing/errors/largest_difference.h"
 
 namespace quern {
 

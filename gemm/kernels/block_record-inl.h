@@ -112,8 +112,9 @@ class PackedRecord {
                                 block, BlockPanels::HighLine(kCodes, kI))));
     }
     if constexpr (kTraits.table != BlockTable::kNone) {
-      const auto table = hn::LoadDup128(
-          DB(), kTraits.table == BlockTable::kIQ4 ? kIQ4Bytes : kE2M1Bytes);
+      const auto table = hn::LoadDup128(DB(), kTraits.table == BlockTable::kIQ4
+                                                  ? kIQ4Bytes.bytes
+                                                  : kE2M1Bytes.bytes);
       codes = hn::TableLookupBytes(WithOffset(table), codes);
     } else {
       codes = WithOffset(codes);
@@ -267,23 +268,30 @@ constexpr size_t kFusedTileRows = kVecs > 2 || kFewTiles ? 2 : 4;
 // 2048 take 720 us fused and 568 decoded; two rows 197 and 213. Zen 5, 2026.
 constexpr size_t kFusedRows = kVecs == 1 ? 8 : kVecs == 2 ? 12 : 2;
 
-template <BlockFormat kFormat, size_t kRows>
+// Fused::kTile<rows> is the tile of so many rows and one panel.
+template <class Fused, size_t kRows>
 constexpr void FillFused(Tiles<kFusedRows>& to) {
   if constexpr (kRows > 0) {
-    to.tiles[kRows][0] = &FusedTile<kFormat, kRows>;
-    FillFused<kFormat, kRows / 2>(to);
+    to.tiles[kRows][0] = Fused::template kTile<kRows>;
+    FillFused<Fused, kRows / 2>(to);
   }
 }
 
-template <BlockFormat kFormat>
+template <class Fused>
 constexpr Tiles<kFusedRows> MakeFusedTiles() {
   Tiles<kFusedRows> tiles = {};
   for (size_t& panels : tiles.panels) panels = 1;
-  FillFused<kFormat, kFusedTileRows>(tiles);
+  FillFused<Fused, kFusedTileRows>(tiles);
   return tiles;
 }
+template <class Fused>
+constexpr Tiles<kFusedRows> kFusedTiles = MakeFusedTiles<Fused>();
+
 template <BlockFormat kFormat>
-constexpr Tiles<kFusedRows> kFusedTiles = MakeFusedTiles<kFormat>();
+struct FusedBlocks {
+  template <size_t kRows>
+  static constexpr Tile kTile = &FusedTile<kFormat, kRows>;
+};
 
 // Writes lines [kStep, kBlockSteps) of block b.
 template <size_t kBlockSteps, size_t kStep, class Source>
@@ -332,8 +340,8 @@ BlockKernels MakeBlockKernels() {
   kernels.terms = TermsOf(BlockTraitsOf(kFormat));
   kernels.sums = TileSums::kAlike;
   kernels.fused.max_rows = kFusedRows;
-  kernels.fused.panels = kFusedTiles<kFormat>.panels;
-  kernels.fused.tiles = kFusedTiles<kFormat>.tiles;
+  kernels.fused.panels = kFusedTiles<FusedBlocks<kFormat>>.panels;
+  kernels.fused.tiles = kFusedTiles<FusedBlocks<kFormat>>.tiles;
   kernels.decoded.max_rows = kDecodedRows;
   kernels.decoded.panels = kDecodedTiles<ArithmeticOf<kFormat>>.panels;
   kernels.decoded.tiles = kDecodedTiles<ArithmeticOf<kFormat>>.tiles;

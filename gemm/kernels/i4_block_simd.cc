@@ -127,23 +127,11 @@ void I4Tile(const TileArgs& t) {
   StoreSums(t, sums);
 }
 
-template <bool kZeros, size_t kRows>
-constexpr void FillI4(Tiles<kFusedRows>& to) {
-  if constexpr (kRows > 0) {
-    to.tiles[kRows][0] = &I4Tile<kZeros, kRows>;
-    FillI4<kZeros, kRows / 2>(to);
-  }
-}
-
 template <bool kZeros>
-constexpr Tiles<kFusedRows> MakeI4Tiles() {
-  Tiles<kFusedRows> tiles = {};
-  for (size_t& panels : tiles.panels) panels = 1;
-  FillI4<kZeros, kFusedTileRows>(tiles);
-  return tiles;
-}
-template <bool kZeros>
-constexpr Tiles<kFusedRows> kI4Tiles = MakeI4Tiles<kZeros>();
+struct FusedI4 {
+  template <size_t kRows>
+  static constexpr Tile kTile = &I4Tile<kZeros, kRows>;
+};
 
 template <bool kZeros>
 void DecodeI4(const uint8_t* lines, size_t blocks, const I4Groups& groups,
@@ -198,8 +186,8 @@ I4BlockKernels MakeI4Kernels() {
   kernels.terms = TermsOf(BlockTraitsOf(kZeros ? kWithZeros : kPlain));
   kernels.sums = TileSums::kAlike;
   kernels.fused.max_rows = kFusedRows;
-  kernels.fused.panels = kI4Tiles<kZeros>.panels;
-  kernels.fused.tiles = kI4Tiles<kZeros>.tiles;
+  kernels.fused.panels = kFusedTiles<FusedI4<kZeros>>.panels;
+  kernels.fused.tiles = kFusedTiles<FusedI4<kZeros>>.tiles;
   kernels.decoded.max_rows = kDecodedRows;
   kernels.decoded.panels = kDecodedTiles<I4Arithmetic>.panels;
   kernels.decoded.tiles = kDecodedTiles<I4Arithmetic>.tiles;

@@ -29,9 +29,9 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whether quads of u8 by s8 are one instruction, vpdpbusd or its like.
+// Whether quads are one instruction: vpdpbusd or its like, or vpdpbssd.
 #undef QUERN_INT8_QUADS
-#if !HWY_ARCH_X86 || QUERN_HAS_VPDPBUSD
+#if !HWY_ARCH_X86 || QUERN_HAS_VPDPBUSD || QUERN_AVX_VNNI_INT8_PASS
 #define QUERN_INT8_QUADS 1
 #else
 #define QUERN_INT8_QUADS 0
@@ -39,12 +39,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if QUERN_INT8_QUADS
 
-// A word of a row is a quad of u8.
-struct DotU8S8 {
+// A word of a row is a quad of u8; of s8 with AVX-VNNI-INT8, which needs no
+// shift of rows.
+struct DotInt8 {
   using D = LineTag<int32_t>;
   using DB = hn::Repartition<int8_t, D>;
   static constexpr size_t kSub = 1;
-  static constexpr const char* kName = "u8 x s8 quads";
+  static constexpr uint8_t kShift = QUERN_AVX_VNNI_INT8_PASS ? 0 : 128;
+  static constexpr const char* kName =
+      kShift == 0 ? "s8 x s8 quads" : "u8 x s8 quads";
   template <size_t kI>
   static HWY_INLINE hn::Vec<DB> LoadB(const uint8_t* HWY_RESTRICT line) {
     return hn::LoadU(DB(), reinterpret_cast<const int8_t*>(line));
@@ -52,8 +55,12 @@ struct DotU8S8 {
   static HWY_INLINE hn::Vec<D> MulAdd(hn::Vec<DB> b, uint32_t a,
                                       hn::Vec<D> sum) {
     const hn::RebindToUnsigned<D> du;
+#if QUERN_AVX_VNNI_INT8_PASS
+    return DotSignedQuads(D(), hn::BitCast(DB(), hn::Set(du, a)), b, sum);
+#else
     const hn::RebindToUnsigned<DB> du8;
     return DotQuads(D(), hn::BitCast(du8, hn::Set(du, a)), b, sum);
+#endif
   }
 };
 
@@ -70,10 +77,11 @@ void StoreRow(const uint8_t* HWY_RESTRICT q, size_t k,
 // multiplies exactly: the even bytes of a quad, then the odd. A row has two
 // words for each quad, widened when it is packed; a line is widened here, once
 // for all rows of a tile.
-struct DotU8S8 {
+struct DotInt8 {
   using D = LineTag<int32_t>;
   using DW = hn::Repartition<int16_t, D>;
   static constexpr size_t kSub = 2;
+  static constexpr uint8_t kShift = 128;
   static constexpr const char* kName = "16-bit pairs";
   template <size_t kI>
   static HWY_INLINE hn::Vec<DW> LoadB(const uint8_t* HWY_RESTRICT line) {
@@ -154,10 +162,11 @@ void Finish(const Int8FinishArgs& args) {
 Int8Kernels GetKernels(DType c) {
   Int8Kernels kernels = {};
   kernels.target = KernelTarget();
-  kernels.arithmetic = DotU8S8::kName;
+  kernels.arithmetic = DotInt8::kName;
   kernels.sums = TileSums::kExact;
-  kernels.table = MakeTileTable<DotU8S8>();
-  kernels.row_words = DotU8S8::kSub;
+  kernels.table = MakeTileTable<DotInt8>();
+  kernels.row_words = DotInt8::kSub;
+  kernels.row_shift = DotInt8::kShift;
   kernels.store_row = &StoreRow;
   kernels.finish_f32 = &Finish<float>;
   kernels.finish =
@@ -173,7 +182,11 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-#if QUERN_AVX_VNNI_PASS
+#if QUERN_AVX_VNNI_INT8_PASS
+Int8Kernels GetInt8AvxVnniInt8Kernels(DType c) {
+  return HWY_STATIC_DISPATCH(GetKernels)(c);
+}
+#elif QUERN_AVX_VNNI_PASS
 Int8Kernels GetInt8AvxVnniKernels(DType c) {
   return HWY_STATIC_DISPATCH(GetKernels)(c);
 }
@@ -182,6 +195,7 @@ absl::Span<const Int8KernelSet> Int8KernelSets() {
   static constexpr Int8KernelSet kSets[] = {
     QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
 #if QUERN_AVX_VNNI
+    {kAvx2VnniInt8, &GetInt8AvxVnniInt8Kernels},
     {kAvx2Vnni, &GetInt8AvxVnniKernels},
 #endif
     QUERN_HWY_SETS_FROM_AVX2(GetKernels),

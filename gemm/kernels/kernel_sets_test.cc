@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "hwy/detect_targets.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/dtype.h"
 #include "quern/core/isa.h"
 #include "quern/gemm/kernels/block_kernels.h"
@@ -25,6 +27,7 @@
 #include "quern/packing/block_panels.h"
 #include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
+#include "quern/testing/emulate_avx_vnni_int8.h"
 
 namespace quern {
 namespace {
@@ -219,27 +222,60 @@ TEST_F(TilesTest, OfFloatsAreAlike) {
   EXPECT_GT(tiles_, 0);
 }
 
-// Exact sums are alike among all sets, too.
+// Exact sums are alike among all sets, too: those of q * b, where a row is q or
+// q + 128.
 TEST_F(TilesTest, OfInt8AreAlikeAndTheSameInEverySet) {
   constexpr size_t kK = 99;
   constexpr size_t kQuads = (kK + 3) / 4;
+  EmulateAvxVnniInt8();
+  const bool has_vpdpbssd = kAvx2VnniInt8.Runs();
   const AlignedBuffer q = FiniteBytes(rng_, kK);
   const AlignedBuffer b = FiniteBytes(rng_, kQuads * 64);
-  Sums first;
+  std::vector<int> shifts;
   for (const Int8KernelSet& set : SetsThatRun(Int8KernelSets(), DType::kF32)) {
     SCOPED_TRACE(set.isa.name());
     const Int8Kernels kernels = set.get(DType::kF32);
     EXPECT_EQ(kernels.sums, TileSums::kExact);
     ExpectLinesAlike(kernels.table, kernels.row_words);
+    shifts.push_back(kernels.row_shift);
+    std::vector<uint8_t> row(kK);
+    Sums want(kCols);
+    for (size_t k = 0; k < kK; ++k) {
+      row[k] = static_cast<uint8_t>(q.data()[k] + kernels.row_shift);
+      for (size_t c = 0; c < kCols; ++c) {
+        const auto weight =
+            static_cast<int8_t>(b.data()[k / 4 * 64 + 4 * c + k % 4]);
+        const int term = static_cast<int8_t>(q.data()[k]) + kernels.row_shift;
+        want[c] += static_cast<uint32_t>(term * weight);
+      }
+    }
     std::vector<uint32_t> words(PackedRowPitch(kernels.row_words));
-    kernels.store_row(q.data(), kK, words.data());
+    kernels.store_row(row.data(), kK, words.data());
     const Sums sums =
         Run(kernels.table.tiles[1][0], {words.size(), kBytes, kQuads},
             words.data(), b.data(), 1, 1);
-    if (first.empty()) first = sums;
-    EXPECT_EQ(sums, first);
+    EXPECT_EQ(sums, want);
   }
   EXPECT_GT(tiles_, 0);
+  // Rows of s8 are those of AVX-VNNI-INT8 alone.
+  EXPECT_EQ(std::count(shifts.begin(), shifts.end(), 0), has_vpdpbssd ? 1 : 0);
+  EXPECT_EQ(EmulatedInstructions() > 0, AvxVnniInt8IsEmulated());
+  std::printf("AVX2_VNNI_INT8 %s\n", AvxVnniInt8IsEmulated()
+                                         ? "runs by emulation"
+                                     : has_vpdpbssd ? "runs"
+                                                    : "does not run");
+}
+
+// AVX2_VNNI stands for AVX2_VNNI_INT8 where there are no kernels for it, so
+// that no other test would miss them.
+TEST(KernelSetsTest, Int8TakesKernelsOfTheLeafThatIsAskedFor) {
+  EmulateAvxVnniInt8();
+  for (const Isa& isa : SupportedIsas()) {
+    if (isa.highway != HWY_AVX2) continue;
+    UseIsaForTest(&isa);
+    EXPECT_STREQ(GetInt8Kernels(DType::kF32).target, isa.name());
+  }
+  UseIsaForTest(nullptr);
 }
 
 TEST_F(TilesTest, OfCodesAreAlike) {

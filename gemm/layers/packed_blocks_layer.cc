@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/kernels/epilogue_kernels.h"
 #include "quern/gemm/kernels/linear_kernels.h"
@@ -14,7 +14,6 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/gemm/weights/packed_form.h"
 #include "quern/packing/vnni_layout.h"
 
@@ -35,11 +34,9 @@ class FloatArithmetic : public PackedArithmetic {
   FloatArithmetic(const LinearSpec& spec, const LinearWeights& weights,
                   const VnniLayout& layout)
       : PackedArithmetic(weights, spec.a, layout, PartsOf(spec.activation)),
-        kernels_(KernelsOf(weights.spec().format, spec.a)),
-        finish_(spec, weights) {
-    ReadInOneStream(ThisCpuCore(), static_cast<int64_t>(weights.bytes().size()),
-                    kernels_.table);
-  }
+        kernels_(
+            InOneStream(KernelsOf(weights.spec().format, spec.a), weights)),
+        finish_(spec, weights) {}
 
   const char* target() const { return kernels_.target; }
   const char* name() const { return kernels_.arithmetic; }

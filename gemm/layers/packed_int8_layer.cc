@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "quern/core/check_args.h"
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/kernels/epilogue_kernels.h"
@@ -19,7 +19,6 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/quant/int8_quantize.h"
 
@@ -57,12 +56,9 @@ class Int8Arithmetic : public PackedArithmetic {
                  std::optional<Int8QuantizePlan> quantize)
       : PackedArithmetic(weights, spec.a, layout, PartsOf(spec.activation)),
         spec_(spec),
-        kernels_(GetInt8Kernels(spec.c)),
+        kernels_(InOneStream(GetInt8Kernels(spec.c), weights)),
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
-        quantize_(std::move(quantize)) {
-    ReadInOneStream(ThisCpuCore(), static_cast<int64_t>(weights.bytes().size()),
-                    kernels_.table);
-  }
+        quantize_(std::move(quantize)) {}
 
   const char* target() const { return kernels_.target; }
   const char* name() const { return kernels_.arithmetic; }
@@ -77,20 +73,29 @@ class Int8Arithmetic : public PackedArithmetic {
     const uint8_t* from = row.a;
     const int64_t all_k = layout().k();
     uint8_t* q = terms.quantised + row.worker * RowStride(all_k);
+    float* scale = &terms.scale[row.row];
+    const uint8_t* codes = q;
     int32_t zero_point = 0;
-    if (quantize_.has_value()) {
-      quantize_->QuantizeRowU8(from, all_k, q, &terms.scale[row.row],
-                               &zero_point);
-    } else {
-      for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
-      terms.scale[row.row] = ScaleOf(*row.args, row.row_of_a);
+    if (!quantize_.has_value()) {
+      if (kernels_.row_shift == 0) {
+        codes = from;
+      } else {
+        for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
+      }
+      *scale = ScaleOf(*row.args, row.row_of_a);
       zero_point = ZeroPointOf(*row.args, row.row_of_a);
+    } else if (kernels_.row_shift == 0) {
+      quantize_->QuantizeRow(from, all_k, reinterpret_cast<int8_t*>(q), scale,
+                             &zero_point);
+    } else {
+      quantize_->QuantizeRowU8(from, all_k, q, scale, &zero_point);
     }
     // Unsigned: a caller's zero point may be anything.
     terms.offset[row.row] =
-        static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
+        static_cast<int32_t>(static_cast<uint32_t>(kernels_.row_shift) +
+                             static_cast<uint32_t>(zero_point));
     ForEachChunk(product, row.to, [&](int64_t k, int64_t count, uint32_t* to) {
-      kernels_.store_row(q + k, static_cast<size_t>(count), to);
+      kernels_.store_row(codes + k, static_cast<size_t>(count), to);
     });
   }
 

@@ -32,6 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/kernels/epilogue_kernels.h"
 #include "quern/gemm/kernels/tile.h"
@@ -41,6 +42,7 @@
 #include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/grouped_rows.h"
 #include "quern/gemm/schedule/packed_product.h"
+#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/gemm/schedule/tile_loop.h"
 #include "quern/packing/vnni_layout.h"
 
@@ -94,6 +96,15 @@ class PackedArithmetic {
 
  protected:
   int64_t a_size() const { return a_size_; }
+
+  // The kernels, with tiles of few rows that read these weights in one stream
+  // where this CPU reads them fastest so.
+  template <class Kernels>
+  static Kernels InOneStream(Kernels kernels, const LinearWeights& weights) {
+    ReadInOneStream(ThisCpuCore(), static_cast<int64_t>(weights.bytes().size()),
+                    kernels.table);
+    return kernels;
+  }
 
   // Calls fn(k, count, to) for every chunk of a row that is packed to `to`.
   template <typename Sum, typename Fn>

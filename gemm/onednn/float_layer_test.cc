@@ -23,8 +23,9 @@
 #include "quern/gemm/onednn/layers.h"
 #include "quern/gemm/onednn/layers_testutil.h"
 #include "quern/gemm/onednn/matmul_cache.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -57,8 +58,8 @@ class OneDnnFloatTest : public testing::Test {
                         const std::vector<float>& bias = {},
                         WeightLayout layout = WeightLayout::kNK,
                         int64_t padding = 0) {
-    KnownWeights known = EmptyWeights(FormatOfFloats(DTypeOf<B>),
-                                      {0, n, k, padding, 0, false, layout});
+    KnownWeights known =
+        EmptyWeights({FormatOfFloats(DTypeOf<B>), layout}, {0, n, k, padding});
     known.codes = ToDoubles(w);
     known.bias = bias;
     return known.Pack(inline_);

@@ -32,7 +32,7 @@ class OneDnnInt8BoundsTest : public testing::Test {
   void ExpectClose(const Plan& plan, const Layer& layer, const Rows& rows,
                    const Product& product, Executor& executor) {
     SCOPED_TRACE(testing::Message()
-                 << "m=" << rows.m << " n=" << layer.n << " k=" << layer.k
+                 << "m=" << rows.m << " n=" << layer.n() << " k=" << layer.k()
                  << " " << layer.mode << " " << plan.Explain(rows.m));
     const Exact want = Reference(layer, rows, product);
     const double u = UnitRoundoff<float>();
@@ -64,9 +64,9 @@ TYPED_TEST(OneDnnInt8BoundsTest, RealScalesStayWithinTheDerivedBound) {
     std::vector<Plan> plans;
     for (const Mode& mode : AllModes()) {
       layers.push_back(RandomLayer(rng, shape[0], shape[1], mode));
-      layers.back().w = codes.w;
-      plans.push_back(PlanOf<TypeParam>(
-          layers.back(), mode.bias ? WeightLayout::kKN : WeightLayout::kNK));
+      layers.back().w.codes = codes.w.codes;
+      if (mode.bias) layers.back().w.layout = WeightLayout::kKN;
+      plans.push_back(PlanOf<TypeParam>(layers.back()));
     }
     for (const int64_t m : {16, 1, 32, 128, 64, 1, 17, 1, 31, 17}) {
       if (QuickTests() && m > 17) continue;

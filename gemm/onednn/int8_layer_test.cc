@@ -14,7 +14,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/onednn/layers_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -30,11 +30,13 @@ class OneDnnInt8Test : public testing::Test {
   void ExpectExact(Layer layer, const Rows& rows, Executor& executor,
                    WeightLayout layout = WeightLayout::kNK,
                    int64_t padding = 0) {
+    layer.w.layout = layout;
+    layer.w.padding = padding;
     layer.a_scale = rows.scales[0];
     if (layer.mode.zero_points) layer.a_zero_point = rows.zero_points[0];
-    const LinearPlan plan = PlanOf<T>(layer, layout, padding);
+    const LinearPlan plan = PlanOf<T>(layer);
     SCOPED_TRACE(testing::Message()
-                 << "m=" << rows.m << " n=" << layer.n << " k=" << layer.k
+                 << "m=" << rows.m << " n=" << layer.n() << " k=" << layer.k()
                  << " " << layer.mode << " padding=" << padding << " "
                  << plan.Explain(rows.m));
     // Sums are rounded to f32, then to T: no bit is lost before that.
@@ -101,7 +103,7 @@ TYPED_TEST(OneDnnInt8Test, DoesNotSaturateAtTheExtremes) {
         rows.a[static_cast<size_t>(i)] = extremes[i / k % 2];
       }
       for (int64_t i = 0; i < 20 * k; ++i) {
-        layer.w[static_cast<size_t>(i)] = extremes[i / k % 2];
+        layer.w.codes[static_cast<size_t>(i)] = extremes[i / k % 2];
       }
       for (size_t i = 0; i < rows.zero_points.size(); ++i) {
         rows.zero_points[i] = extremes[i / 2 % 2];
@@ -124,7 +126,8 @@ TYPED_TEST(OneDnnInt8Test, KeepsEveryBitOfLongSums) {
     // The first half of k adds 2^29, the second takes all away but a little.
     for (int64_t i = 0; i < k; ++i) {
       for (int64_t col = 0; col < 3; ++col) {
-        layer.w[static_cast<size_t>(col * k + i)] = i < k / 2 ? -128 : 127;
+        layer.w.codes[static_cast<size_t>(col * k + i)] =
+            i < k / 2 ? -128 : 127;
       }
       for (int64_t row = 0; row < 2; ++row) {
         rows.a[static_cast<size_t>(row * k + i)] =
@@ -141,8 +144,9 @@ TYPED_TEST(OneDnnInt8Test, TakesTheLargestK) {
     const int64_t k =
         mode.zero_points ? LinearPlan::kMaxKZeroPoint : LinearWeights::kMaxKI8;
     // f16 holds up to 65504.
-    Layer layer{2, k, mode, {}, {0x1p-10f}, {}};
-    layer.w.assign(static_cast<size_t>(2 * k), -128);
+    Layer layer{EmptyWeights({WeightFormat::kI8Channel}, {0, 2, k}), mode};
+    layer.w.scales = {0x1p-10};
+    layer.w.codes.assign(static_cast<size_t>(2 * k), -128);
     Rows rows{2, {}, {0x1p-10f}, {}};
     rows.a.assign(static_cast<size_t>(2 * k), -128);
     if (mode.per_token) rows.scales.push_back(0.5f);

@@ -15,8 +15,10 @@
 #include "quern/core/executor.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/data.h"
 #include "quern/testing/reference_convert.h"
@@ -58,16 +60,16 @@ inline std::vector<Mode> AllModes() {
   return modes;
 }
 
-// Weights of a layer, [n, k].
+// A layer of int8.
 struct Layer {
-  int64_t n, k;
+  KnownWeights w;
   Mode mode;
-  std::vector<int8_t> w;
-  std::vector<float> w_scales;
-  std::vector<float> bias;
   // The terms of all rows, where they are per tensor.
   float a_scale = 1.0f;
   int32_t a_zero_point = 0;
+
+  int64_t n() const { return w.spec.n; }
+  int64_t k() const { return w.spec.k; }
 };
 
 // Rows of a, with one scale and zero point for each, or for all per tensor.
@@ -78,31 +80,24 @@ struct Rows {
   std::vector<int32_t> zero_points;
 };
 
-// Powers of two: products with them are exact.
-inline std::vector<float> Powers(Rng& rng, int64_t count, int64_t lo,
-                                 int64_t hi) {
-  std::vector<float> v;
-  for (int64_t i = 0; i < count; ++i) {
-    v.push_back(std::ldexp(1.0f, static_cast<int>(rng.Integer(lo, hi))));
-  }
-  return v;
-}
-
 inline Layer RandomLayer(Rng& rng, int64_t n, int64_t k, const Mode& mode) {
-  Layer layer{n, k, mode, {}, {}, {}};
+  const auto real = [](Rng& r) {
+    return ToDouble(FromDouble<float>(r.Uniform(0.001, 0.01)));
+  };
+  Layer layer{
+      CodedWeights(rng, {WeightFormat::kI8Channel}, {0, n, k}, -128, 127, real),
+      mode};
+  if (!mode.per_channel) layer.w.scales.resize(1);
+  if (mode.bias) layer.w.bias = UniformReals<float>(rng, n, -3, 3);
   layer.a_scale = UniformReals<float>(rng, 1, 0.001, 0.02)[0];
   layer.a_zero_point = static_cast<int32_t>(rng.Integer(-128, 127));
-  layer.w = SmallIntegers<int8_t>(rng, n * k, -128, 127);
-  layer.w_scales =
-      UniformReals<float>(rng, mode.per_channel ? n : 1, 0.001, 0.01);
-  if (mode.bias) layer.bias = UniformReals<float>(rng, n, -3, 3);
   return layer;
 }
 
 inline Rows RandomRows(Rng& rng, int64_t m, const Layer& layer) {
   const bool per_token = layer.mode.per_token;
   Rows rows{m, {}, {layer.a_scale}, {}};
-  rows.a = SmallIntegers<int8_t>(rng, m * layer.k, -128, 127);
+  rows.a = SmallIntegers<int8_t>(rng, m * layer.k(), -128, 127);
   if (per_token) rows.scales = UniformReals<float>(rng, m, 0.001, 0.02);
   if (layer.mode.zero_points) {
     rows.zero_points = {layer.a_zero_point};
@@ -113,14 +108,15 @@ inline Rows RandomRows(Rng& rng, int64_t m, const Layer& layer) {
 
 // Scales 2^-2 to 2^2 and a small integer bias: exact while sums fit f32.
 inline void MakeExact(Rng& rng, Layer& layer) {
-  layer.w_scales =
-      Powers(rng, static_cast<int64_t>(layer.w_scales.size()), -1, 1);
+  for (double& scale : layer.w.scales) scale = PowersOfTwo(-1, 1)(rng);
   if (layer.mode.bias) {
-    layer.bias = SmallIntegers<float>(rng, layer.n, -99, 99);
+    layer.w.bias = SmallIntegers<float>(rng, layer.n(), -99, 99);
   }
 }
 inline void MakeExact(Rng& rng, Rows& rows) {
-  rows.scales = Powers(rng, static_cast<int64_t>(rows.scales.size()), -1, 1);
+  for (float& scale : rows.scales) {
+    scale = static_cast<float>(PowersOfTwo(-1, 1)(rng));
+  }
 }
 
 // The two halves of a result before rounding: scaled sum, and bias.
@@ -136,9 +132,9 @@ struct Product {
 };
 
 inline Product ProductOf(const Layer& layer, const Rows& rows) {
-  const std::vector<double> w = ToDoubles(layer.w);
-  return {ReferenceLinear(rows.m, layer.n, layer.k, ToDoubles(rows.a), w),
-          ColumnSums(layer.n, layer.k, w)};
+  return {ReferenceLinear(rows.m, layer.n(), layer.k(), ToDoubles(rows.a),
+                          layer.w.codes),
+          ColumnSums(layer.n(), layer.k(), layer.w.codes)};
 }
 
 inline Exact Reference(const Layer& layer, const Rows& rows,
@@ -147,18 +143,18 @@ inline Exact Reference(const Layer& layer, const Rows& rows,
     return static_cast<double>(v[v.size() == 1 ? 0 : static_cast<size_t>(i)]);
   };
   Exact exact;
-  for (int64_t i = 0; i < rows.m * layer.n; ++i) {
-    const int64_t row = i / layer.n, col = i % layer.n;
+  for (int64_t i = 0; i < rows.m * layer.n(); ++i) {
+    const int64_t row = i / layer.n(), col = i % layer.n();
     // Integers below 2^53: exact in double.
     double p = product.dots[static_cast<size_t>(i)];
     if (!rows.zero_points.empty()) {
       p -= at(rows.zero_points, row) *
            product.col_sums[static_cast<size_t>(col)];
     }
-    p *= at(rows.scales, row) * at(layer.w_scales, col);
+    p *= at(rows.scales, row) * layer.w.scale(0, col);
     exact.products.push_back(p);
-    exact.values.push_back(p +
-                           (layer.bias.empty() ? 0.0 : at(layer.bias, col)));
+    exact.values.push_back(
+        p + (layer.w.bias.empty() ? 0.0 : at(layer.w.bias, col)));
   }
   return exact;
 }
@@ -167,14 +163,7 @@ inline Exact Reference(const Layer& layer, const Rows& rows) {
 }
 
 template <typename Out>
-LinearPlan PlanOf(const Layer& layer, WeightLayout layout = WeightLayout::kNK,
-                  int64_t padding = 0) {
-  KnownWeights w =
-      EmptyWeights(WeightFormat::kI8Channel,
-                   {0, layer.n, layer.k, padding, 0, false, layout});
-  w.codes = ToDoubles(layer.w);
-  w.scales = ToDoubles(layer.w_scales);
-  w.bias = layer.bias;
+LinearPlan PlanOf(const Layer& layer) {
   LinearSpec spec = SpecOf<int8_t, Out>();
   if (layer.mode.zero_points) spec.zero_points = Int8ZeroPoint::kUsed;
   if (!layer.mode.per_token) {
@@ -183,7 +172,7 @@ LinearPlan PlanOf(const Layer& layer, WeightLayout layout = WeightLayout::kNK,
     if (layer.mode.zero_points) spec.a_zero_point = layer.a_zero_point;
   }
   InlineExecutor executor;
-  return OneDnnPlan(spec, w.Pack(executor));
+  return OneDnnPlan(spec, layer.w.Pack(executor));
 }
 
 // Runs in guarded memory, with a workspace of exactly WorkspaceBytes.

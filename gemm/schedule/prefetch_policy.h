@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/gemm/kernels/tile.h"
 
 namespace quern {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/math_util.h"
-#include "quern/gemm/testing/block_pack_testutil.h"
+#include "quern/gemm/weights/block_pack_testutil.h"
 #include "quern/packing/block_panels.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_format_testutil.h"

@@ -19,6 +19,8 @@
 // A table gives value(u); else it is u, which the packed form holds as such, or
 // of 8 bits in two's complement.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "quern/packing/block_panels.h"
@@ -81,12 +83,17 @@ constexpr BlockTraits BlockTraitsOf(BlockFormat format) {
   return {{4, 0, 32, S::kE8M0}, T::kTwiceE2M1, 12, 24};
 }
 
-// The tables, as bytes.
-alignas(16) inline constexpr uint8_t kIQ4Bytes[16] = {
-    0x81, 0x98, 0xAD, 0xBF, 0xCF, 0xDD, 0xEA, 0xF6,
-    1,    13,   25,   38,   53,   69,   89,   113};
-alignas(16) inline constexpr uint8_t kE2M1Bytes[16] = {
-    12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+// The tables of quant/block_fields.h plus a number, as bytes.
+struct alignas(16) TableBytes {
+  constexpr TableBytes(const std::array<float, 16>& table, int plus) : bytes() {
+    for (size_t i = 0; i < 16; ++i) {
+      bytes[i] = static_cast<uint8_t>(static_cast<int>(table[i]) + plus);
+    }
+  }
+  uint8_t bytes[16];
+};
+inline constexpr TableBytes kIQ4Bytes(block_fields::kIQ4Table, 0);
+inline constexpr TableBytes kE2M1Bytes(block_fields::kTwiceE2M1, 12);
 
 // The sums of a row's codes that a format needs: of each sub-block, times the
 // zero point in integers or times the scale of the row's block in f32.

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "quern/core/checksum.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"

@@ -18,7 +18,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/testing/data.h"
 #include "quern/testing/many_workers.h"
 
@@ -88,7 +89,7 @@ class Opener final : public Executor {
 void PackSealed(const WeightCase& c, const std::vector<int64_t>& columns) {
   SCOPED_TRACE(testing::Message() << c << " " << columns.size() << " sources");
   TestRng rng;
-  std::deque<RandomWeights> random;
+  std::deque<WeightSources> random;
   std::deque<Sealed> sealed;
   std::vector<LinearSource> sources;
   const auto seal = [&](AnyTensorView& view) {
@@ -96,7 +97,7 @@ void PackSealed(const WeightCase& c, const std::vector<int64_t>& columns) {
     view = sealed.back().view();
   };
   for (const int64_t n : columns) {
-    random.emplace_back(rng, c, n, kK, kGroup);
+    random.push_back(RealSources(rng, c, n, kK, kGroup));
     LinearSource source = random.back().All();
     seal(source.codes);
     seal(source.zeros);
@@ -124,8 +125,8 @@ TEST(ParallelPackingTest, TasksAloneReadTheSources) {
 // not the first to find any.
 TEST(ParallelPackingTest, TheFirstCodeAbove15IsNamed) {
   TestRng rng;
-  const RandomWeights random(rng, {WeightFormat::kI4Group, WeightLayout::kNK},
-                             kN, kK, kGroup);
+  const WeightSources random = RealSources(
+      rng, {WeightFormat::kI4Group, WeightLayout::kNK}, kN, kK, kGroup);
   std::vector<uint8_t> codes(kN * kK);
   codes[7 * kK + 5] = 16;
   codes[7 * kK + 6] = 17;

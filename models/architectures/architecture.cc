@@ -96,15 +96,22 @@ void SetArchitecture(const Architecture& architecture,
   SetRouting(c);
   SetLatent(c);
   if (!c.Has(ModelPart::kEmbdNorm)) c.parts.Add(ModelPart::kOutputNorm);
-  if (!c.Has(ModelPart::kPostMixNorm)) c.parts.Add(ModelPart::kFfnNorm);
+  if (!c.Has(ModelPart::kBareInputs)) {
+    c.parts.Add(ModelPart::kAttnNorm);
+    if (!c.Has(ModelPart::kPostMixNorm)) c.parts.Add(ModelPart::kFfnNorm);
+  }
   if (!c.HasRecurrent()) {
     c.recurrent.clear();
     c.conv_width = 0;
   }
+  if (!c.Has(ModelPart::kJoinedQkv)) c.parts.Add(ModelPart::kOwnQkv);
+  if (!c.Has(ModelPart::kJoinedGateUp)) c.parts.Add(ModelPart::kOwnGateUp);
+  if (!c.Has(ModelPart::kLocalLayers)) c.window = 0;
+  if (!c.Has(ModelPart::kLinearRope)) c.rope_divisor = 1;
   if (!c.Has(ModelPart::kStates)) {
     c.ssm_inner = c.ssm_heads = c.ssm_groups = c.ssm_state = 0;
   }
-  if (!c.Has(ModelPart::kMamba2)) c.rope = true;
+  if (!c.Has(ModelPart::kMultipliers)) c.rope = true;
   if (c.Has(ModelPart::kDeltaNet)) {
     c.recurrent.clear();
     for (int64_t layer = 1; layer <= c.layers; ++layer) {

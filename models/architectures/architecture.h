@@ -116,8 +116,10 @@ enum class Extent : uint8_t {
   kQueryGroups,  // heads, if attn_q has queries and gates by turns; else 1
   kSsmHeadCols,  // channels of a head
   kSsmGates,     // two for each head
+  kQkvRows,      // of q, k and v together
+  kGateUpRows,   // of gate and up together
 };
-constexpr size_t kNumExtents = 31;
+constexpr size_t kNumExtents = 33;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
@@ -139,11 +141,14 @@ enum class TensorId : uint8_t {
   kAttnQ,
   kAttnK,
   kAttnV,
+  kAttnQkv,
   kAttnQBias,
   kAttnKBias,
   kAttnVBias,
   kAttnQNorm,
   kAttnKNorm,
+  kAttnWholeQNorm,
+  kAttnWholeKNorm,
   kAttnOutput,
   kLatentQ,
   kLatentQA,
@@ -177,6 +182,7 @@ enum class TensorId : uint8_t {
   kPostMixNorm,
   kFfnGate,
   kFfnUp,
+  kFfnGateUp,
   kFfnDown,
   kRouter,
   kRouterBias,
@@ -219,6 +225,13 @@ struct TensorEntry {
 };
 
 const TensorEntry& TensorOf(TensorId id);
+// Where a file has the rows of a matrix: from `row` on in the tensor `id`,
+// which is another than the matrix where several are joined.
+struct TensorPlace {
+  TensorId id;
+  int64_t row;
+};
+TensorPlace PlaceOf(TensorId matrix, const DecoderConfig& config);
 // The tensor's name in files, such as "blk.3.attn_q.weight". `layer` is ignored
 // for a tensor that the model has once.
 std::string TensorName(TensorId id, int64_t layer = 0);
@@ -246,17 +259,18 @@ void WriteModelKeys(
                            const std::vector<int32_t>& values)>
         ints_key);
 // The key, without its architecture, that says whether attention has rotary
-// positions, in models with kMamba2: a bool, true by default.
+// positions, in models with kMultipliers: a bool, true by default.
 inline constexpr char kRopeKey[] = "rope.scaling.finetuned";
 // The key, without its architecture, that says whether the weights of a token's
 // experts sum to expert_scale, in models with kRouting: a bool, false by
 // default.
 inline constexpr char kExpertsNormKey[] = "expert_weights_norm";
 // The key, without its architecture, of a string that names the scaling of
-// rotary positions: kYarnScaling in models with kYarn. WriteModelKeys leaves it
-// to the caller.
+// rotary positions: kYarnScaling in models with kYarn, kLinearScaling in models
+// with kLinearRope. WriteModelKeys leaves it to the caller.
 inline constexpr char kRopeScalingKey[] = "rope.scaling.type";
 inline constexpr char kYarnScaling[] = "yarn";
+inline constexpr char kLinearScaling[] = "linear";
 
 // Sets the fields of `config` that follow from the architecture and from its
 // numbers: parts, style, activation and scales. `has` says whether the file has

@@ -80,6 +80,8 @@ constexpr ModelKey kKeys[] = {
     {"rope.dimension_count", &C::rope_dim, nullptr, kAny, SameHeadDim,
      MaxHeadDim},
     {"rope.freq_base", nullptr, &C::rope_base, kAny, RopeBase, nullptr},
+    {"rope.freq_base_swa", nullptr, &C::local_rope_base, P::kLocalRope,
+     RopeBase, nullptr},
     {"attention.layer_norm_rms_epsilon", nullptr, &C::norm_eps, kAny, Required,
      nullptr},
     {"attn_logit_softcapping", nullptr, &C::attention_cap, P::kSoftCaps,
@@ -99,6 +101,8 @@ constexpr ModelKey kKeys[] = {
      P::kRouting | P::kSharedExpert, Required, MaxDim},
     {"expert_gating_func", &C::gating, nullptr, P::kRouting, One, MaxGating},
     {"expert_weights_scale", nullptr, &C::expert_scale, P::kRouting, One,
+     nullptr},
+    {"rope.scaling.factor", nullptr, &C::rope_divisor, P::kLinearRope, Required,
      nullptr},
     {"rope.scaling.factor", nullptr, &C::yarn_factor, P::kYarn, Required,
      nullptr},
@@ -153,7 +157,7 @@ void WriteModelKeys(
     absl::FunctionRef<void(const std::string& name,
                            const std::vector<int32_t>& values)>
         ints_key) {
-  if (config.Has(ModelPart::kMamba2)) {
+  if (config.Has(ModelPart::kMultipliers)) {
     bool_key(absl::StrCat(config.architecture, ".", kRopeKey), config.rope);
   }
   if (config.Has(ModelPart::kRouting)) {

@@ -11,10 +11,24 @@ namespace quern {
 #define QUERN_ARCHITECTURES(X) \
   X(kLlama)                    \
   X(kQwen2)                    \
+  X(kQwen2Vl)                  \
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
+  X(kQwen3Vl)                  \
+  X(kQwen3VlMoe)               \
   X(kGemma2)                   \
+  X(kGemma3)                   \
+  X(kOlmo2)                    \
+  X(kExaone4)                  \
+  X(kSmolLm3)                  \
+  X(kPhi3)                     \
+  X(kGlm4)                     \
+  X(kErnie45)                  \
+  X(kSeedOss)                  \
   X(kLfm2)                     \
+  X(kLfm2Moe)                  \
+  X(kGranite)                  \
+  X(kGraniteMoe)               \
   X(kGraniteHybrid)            \
   X(kDeepseek2)                \
   X(kQwen3Next)

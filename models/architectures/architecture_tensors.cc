@@ -25,13 +25,15 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kEmbedding, "token_embd.weight", false, R::kEmbedding,
      E::kHidden, E::kVocab, kAny},
     {TensorId::kAttnNorm, "attn_norm.weight", true, R::kNorm, E::kHidden,
-     E::kOne, kAny},
+     E::kOne, P::kAttnNorm},
     {TensorId::kAttnQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryRows, P::kAttention, E::kOne, E::kQueryGroups},
+     E::kQueryRows, P::kAttention | P::kOwnQkv, E::kOne, E::kQueryGroups},
     {TensorId::kAttnK, "attn_k.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, P::kAttention},
+     E::kKeyCols, P::kAttention | P::kOwnQkv},
     {TensorId::kAttnV, "attn_v.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, P::kAttention},
+     E::kKeyCols, P::kAttention | P::kOwnQkv},
+    {TensorId::kAttnQkv, "attn_qkv.weight", true, R::kMatrix, E::kHidden,
+     E::kQkvRows, P::kAttention | P::kJoinedQkv},
     {TensorId::kAttnQBias, "attn_q.bias", true, R::kBias, E::kQueryCols,
      E::kOne, P::kQkvBias},
     {TensorId::kAttnKBias, "attn_k.bias", true, R::kBias, E::kKeyCols, E::kOne,
@@ -42,6 +44,10 @@ constexpr TensorEntry kTensors[] = {
      E::kOne, P::kHeadNorms | P::kAttention},
     {TensorId::kAttnKNorm, "attn_k_norm.weight", true, R::kNorm, E::kHeadDim,
      E::kOne, P::kHeadNorms | P::kAttention},
+    {TensorId::kAttnWholeQNorm, "attn_q_norm.weight", true, R::kNorm,
+     E::kQueryCols, E::kOne, P::kWholeNorms | P::kAttention},
+    {TensorId::kAttnWholeKNorm, "attn_k_norm.weight", true, R::kNorm,
+     E::kKeyCols, E::kOne, P::kWholeNorms | P::kAttention},
     {TensorId::kAttnOutput, "attn_output.weight", true, R::kMatrixIntoStream,
      E::kQueryCols, E::kHidden, P::kAttention},
     {TensorId::kLatentQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
@@ -105,9 +111,11 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kPostMixNorm, "post_attention_norm.weight", true, R::kNorm,
      E::kHidden, E::kOne, P::kPostMixNorm},
     {TensorId::kFfnGate, "ffn_gate.weight", true, R::kMatrix, E::kHidden,
-     E::kFfn, P::kDense},
+     E::kFfn, P::kDense | P::kOwnGateUp},
     {TensorId::kFfnUp, "ffn_up.weight", true, R::kMatrix, E::kHidden, E::kFfn,
-     P::kDense},
+     P::kDense | P::kOwnGateUp},
+    {TensorId::kFfnGateUp, "ffn_up.weight", true, R::kMatrix, E::kHidden,
+     E::kGateUpRows, P::kDense | P::kJoinedGateUp},
     {TensorId::kFfnDown, "ffn_down.weight", true, R::kMatrixIntoStream, E::kFfn,
      E::kHidden, P::kDense},
     {TensorId::kRouter, "ffn_gate_inp.weight", true, R::kRouter, E::kHidden,
@@ -210,6 +218,10 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
       return c.ssm_inner + c.conv_channels() + c.ssm_heads;
     case Extent::kQueryRows:
       return c.query_rows();
+    case Extent::kQkvRows:
+      return c.query_rows() + 2 * c.kv_cols();
+    case Extent::kGateUpRows:
+      return 2 * c.ffn;
     case Extent::kQueryGroups:
       return c.Has(ModelPart::kAttnGate) ? c.q_heads : 1;
     case Extent::kSsmHeadCols:
@@ -222,6 +234,20 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
 
 const TensorEntry& TensorOf(TensorId id) {
   return kTensors[static_cast<size_t>(id)];
+}
+
+TensorPlace PlaceOf(TensorId id, const DecoderConfig& c) {
+  if (c.Has(ModelPart::kJoinedQkv)) {
+    const int64_t k = c.query_rows(), v = k + c.kv_cols();
+    if (id == TensorId::kAttnQ) return {TensorId::kAttnQkv, 0};
+    if (id == TensorId::kAttnK) return {TensorId::kAttnQkv, k};
+    if (id == TensorId::kAttnV) return {TensorId::kAttnQkv, v};
+  }
+  if (c.Has(ModelPart::kJoinedGateUp)) {
+    if (id == TensorId::kFfnGate) return {TensorId::kFfnGateUp, 0};
+    if (id == TensorId::kFfnUp) return {TensorId::kFfnGateUp, c.ffn};
+  }
+  return {id, 0};
 }
 
 std::string TensorName(TensorId id, int64_t layer) {

@@ -112,6 +112,10 @@ class Keys {
       if (scaling == kYarnScaling && architecture.may.Has(ModelPart::kYarn)) {
         return absl::OkStatus();
       }
+      if (scaling == kLinearScaling &&
+          architecture.may.Has(ModelPart::kLinearRope)) {
+        return absl::OkStatus();
+      }
       return Unimplemented(kOp, Name(key), " is '",
                            absl::CHexEscape(scaling.substr(0, 64)),
                            "'; need 'none'");
@@ -141,7 +145,7 @@ class Keys {
 
   // Whether attention has rotary positions.
   absl::StatusOr<bool> HasRope(const DecoderConfig& c) const {
-    if (!c.Has(ModelPart::kMamba2) || !Has(kRopeKey)) return true;
+    if (!c.Has(ModelPart::kMultipliers) || !Has(kRopeKey)) return true;
     return file_.GetBool(Name(kRopeKey));
   }
 
@@ -374,12 +378,18 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     if (part == ModelPart::kSharedExpert) return has_shared;
     if (of_keys.Has(part)) return true;
     if (part == ModelPart::kRouterBias) return HasRouterBias(file, c);
-    if (part != ModelPart::kRopeFactors && part != ModelPart::kOutputMatrix) {
-      return false;
+    switch (part) {
+      case ModelPart::kRopeFactors:
+        return file.HasTensor(TensorName(TensorId::kRopeFactors));
+      case ModelPart::kOutputMatrix:
+        return file.HasTensor(TensorName(TensorId::kOutput));
+      case ModelPart::kQkvBias:
+        return file.HasTensor(TensorName(TensorId::kAttnQBias)) ||
+               file.HasTensor(TensorName(TensorId::kAttnKBias)) ||
+               file.HasTensor(TensorName(TensorId::kAttnVBias));
+      default:
+        return false;
     }
-    return file.HasTensor(TensorName(part == ModelPart::kRopeFactors
-                                         ? TensorId::kRopeFactors
-                                         : TensorId::kOutput));
   };
   SetArchitecture(*form, has, c);
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));

@@ -79,12 +79,18 @@ struct DecoderConfig {
   // and so on attend; else 0.
   int64_t attention_interval = 0;
   float rope_base = 10000;
+  float local_rope_base = 10000;  // of local layers, with kLocalRope
+  // Positions are divided by it, but those of local layers with kLocalRope.
+  float rope_divisor = 1;
   float norm_eps = 0;
   // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
   // empty for none.
   std::vector<double> rope_factors;
 
   bool rope = true;  // false: attention is without positions
+  // If not 0, layers unrotated_interval - 1, 2 * unrotated_interval - 1 and so
+  // on are without positions.
+  int64_t unrotated_interval = 0;
   RotaryStyle rope_style = RotaryStyle::kPairs;
   LinearActivation activation = LinearActivation::kSiluAndMul;
   float embedding_scale = 1;  // x = scale * embedding[token]
@@ -96,6 +102,9 @@ struct DecoderConfig {
   // Number of tokens that a local layer attends to, including the query's own.
   // 0 means that no layer is local.
   int64_t window = 0;
+  // With a window, layers window_interval - 1, 2 * window_interval - 1 and so
+  // on see the whole text, and all others are local; 0: all are local.
+  int64_t window_interval = 2;
 
   bool Has(ModelPart part) const { return parts.Has(part); }
   // Whether the architecture has layers of this kind.
@@ -124,7 +133,15 @@ struct DecoderConfig {
   bool LayerHas(int64_t layer, ModelPart part) const {
     return PartsIn(layer).Has(part);
   }
-  bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
+  bool IsLocal(int64_t layer) const {
+    return window > 0 &&
+           (window_interval == 0 || (layer + 1) % window_interval != 0);
+  }
+
+  bool Rotates(int64_t layer) const {
+    return rope &&
+           (unrotated_interval == 0 || (layer + 1) % unrotated_interval != 0);
+  }
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
@@ -150,8 +167,8 @@ struct DecoderConfig {
   // supported architectures and formats. Unimplemented for
   //
   //   - other architectures;
-  //   - scaling of rotary positions by keys, other than YaRN where the
-  //     architecture may have it;
+  //   - scaling of rotary positions by keys, other than YaRN and linear
+  //     scaling where the architecture may have them;
   //   - experts where the architecture has none, groups of experts, and biases
   //     of experts where no key says how experts are scored;
   //   - latents whose size is not a multiple of 4;

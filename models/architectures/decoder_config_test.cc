@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -383,10 +384,51 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
   EXPECT_TRUE(status("lfm2", [](GgufWriter& w) {
                 w.Key("lfm2.attention.sliding_window", 0u);
               }).ok());
+  refuse("gemma3", "gemma3.attention.sliding_window_pattern=4; need 6",
+         [](GgufWriter& w) {
+           w.Key("gemma3.attention.sliding_window_pattern", 4u);
+         });
+  refuse("gemma3", "gemma3.final_logit_softcapping=30; need 0, because logits",
+         [](GgufWriter& w) { w.Key("gemma3.final_logit_softcapping", 30.0f); });
+  refuse("gemma3", "gemma3.attn_logit_softcapping=50; need 0, because scores",
+         [](GgufWriter& w) { w.Key("gemma3.attn_logit_softcapping", 50.0f); });
+  refuse("gemma3", "gemma3.rope.scaling.type is 'yarn'; need 'none'",
+         [](GgufWriter& w) { w.Key("gemma3.rope.scaling.type", "yarn"); });
+  refuse("phi3", "phi3.rope.scaling.type is 'longrope'; need 'none'",
+         [](GgufWriter& w) { w.Key("phi3.rope.scaling.type", "longrope"); });
+  refuse("phi3", "phi3.rope.scaling.attn_factor=1.19; need 1",
+         [](GgufWriter& w) { w.Key("phi3.rope.scaling.attn_factor", 1.19f); });
+  refuse("phi3",
+         "tensor 'rope_factors_long.weight' is not part of a plain phi3",
+         [](GgufWriter& w) {
+           w.Tensor("rope_factors_long.weight", {1}, GgufTensorType::kF32,
+                    BytesOf<float>({1}));
+         });
+  refuse(
+      "exaone4", "exaone4.attention.sliding_window=4096; need 0, because",
+      [](GgufWriter& w) { w.Key("exaone4.attention.sliding_window", 4096u); });
+  refuse("olmo2", "olmo2.attention.sliding_window=4096; need 0, because every",
+         [](GgufWriter& w) { w.Key("olmo2.attention.sliding_window", 4096u); });
   refuse("gemma2", "gemma2.attention.sliding_window_pattern=6; need 2",
          [](GgufWriter& w) {
            w.Key("gemma2.attention.sliding_window_pattern", 6u);
          });
+}
+
+TEST(DecoderConfigTest, WeightsOfExpertsSumToOneInLfm2Moe) {
+  SmallDecoder shape;
+  shape.architecture = "lfm2moe";
+  TestRng rng;
+  std::string bytes = SmallDecoderFile(rng, shape);
+  const auto config = DecoderConfig::Create(ParseOrDie(bytes));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->experts_sum_to_one);
+  const std::string key = "lfm2moe.expert_weights_norm";
+  // The key's name is followed by its type (u32), then by the value.
+  bytes[bytes.find(key) + key.size() + 4] = 0;
+  EXPECT_THAT(
+      std::string(DecoderConfig::Create(ParseOrDie(bytes)).status().message()),
+      HasSubstr("lfm2moe.expert_weights_norm is false; need true, because"));
 }
 
 TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
@@ -399,10 +441,16 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
+  const std::vector<std::string> names = {
+      "'llama'",         "'qwen2'",    "'qwen2vl'",    "'qwen3'",
+      "'qwen3moe'",      "'qwen3vl'",  "'qwen3vlmoe'", "'gemma2'",
+      "'gemma3'",        "'olmo2'",    "'exaone4'",    "'smollm3'",
+      "'phi3'",          "'glm4'",     "'ernie4_5'",   "'seed_oss'",
+      "'lfm2'",          "'lfm2moe'",  "'granite'",    "'granitemoe'",
+      "'granitehybrid'", "'deepseek2'"};
   EXPECT_EQ(message(other),
-            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-            "'qwen3', 'qwen3moe', 'gemma2', 'lfm2', 'granitehybrid', "
-            "'deepseek2' or 'qwen3next'");
+            absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
+                         absl::StrJoin(names, ", "), " or 'qwen3next'"));
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

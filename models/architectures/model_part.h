@@ -15,7 +15,7 @@ enum class ModelPart : uint8_t {
   kHeadNorms,     // rms_norm of each head of q and k, before RoPE
   kPostNorms,     // rms_norm of what is added to the stream
   kSoftCaps,      // caps on attention's scores and on logits
-  kLocalLayers,   // layers 0, 2, 4 ... have a window
+  kLocalLayers,   // some layers have a window
   kOutputMatrix,  // output.weight; otherwise the embedding
   kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
   kExperts,       // the feed-forward layer is a mixture of experts
@@ -41,6 +41,15 @@ enum class ModelPart : uint8_t {
   kSharedGate,    // the shared expert times a sigmoid of the input
   kFfnNorm,       // the feed-forward layer's norm is ffn_norm.weight
   kPostMixNorm,   // that norm is post_attention_norm.weight
+  kAttnNorm,      // a mixer's norm is attn_norm.weight
+  kBareInputs,    // mixers and feed-forward layers take x itself, not its norm
+  kWholeNorms,    // rms_norm of all heads of q together, and of k, before RoPE
+  kJoinedQkv,     // the rows of q, k and v are in attn_qkv.weight
+  kOwnQkv,        // q, k and v have tensors of their own
+  kJoinedGateUp,  // the rows of gate and up are in ffn_up.weight
+  kOwnGateUp,     // gate and up have tensors of their own
+  kLocalRope,     // local layers have a rotary base of their own, unscaled
+  kLinearRope,    // positions are divided by a number
   kCount,         // the number of parts
 };
 constexpr size_t kNumModelParts = static_cast<size_t>(ModelPart::kCount);

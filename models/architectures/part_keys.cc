@@ -38,11 +38,18 @@ absl::StatusOr<ModelParts> PartsOfKeys(const GgufFile& file,
   if (file.Has(NameOf(architecture.name, "attention.key_length_mla"))) {
     add(ModelPart::kSplitKvB);
   }
+  const std::string window =
+      NameOf(architecture.name, "attention.sliding_window");
+  if (file.Has(window)) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t tokens, file.GetInt(window));
+    if (tokens != 0) add(ModelPart::kLocalLayers);
+  }
   const std::string scaling = NameOf(architecture.name, kRopeScalingKey);
   if (file.Has(scaling)) {
     QUERN_ASSIGN_OR_RETURN(const absl::string_view kind,
                            file.GetString(scaling));
     if (kind == kYarnScaling) add(ModelPart::kYarn);
+    if (kind == kLinearScaling) add(ModelPart::kLinearRope);
   }
   return parts;
 }

@@ -66,13 +66,14 @@ class DecoderState::Impl::Stream {
     return model_.branches() ? LayerTarget{branch_, {}} : LayerTarget{x_, x_};
   }
 
-  // rows = rms_norm(x), with the weights `norm`.
+  // rows = rms_norm(x), with the weights `norm`; rows = x if they are empty.
   void Begin(const AlignedBuffer& norm) const {
+    if (norm.bytes() == 0) return model_.operators->Copy(x_, rows_, executor_);
     model_.operators->Norm(x_, Weight(norm), rows_, scratch_, executor_);
   }
   // Adds the result of a part, summed over ranks and with kPostNorms normalised
   // by `post_norm`, to x. Then sets rows = rms_norm(x), with the weights
-  // `next_norm`.
+  // `next_norm`, or rows = x if they are empty.
   void Add(const AlignedBuffer& post_norm,
            const AlignedBuffer& next_norm) const {
     if (!model_.branches()) return Begin(next_norm);
@@ -81,8 +82,12 @@ class DecoderState::Impl::Stream {
       model_.operators->PostNorm(branch_, Weight(post_norm), scratch_,
                                  executor_);
     }
-    model_.operators->AddNorm(branch_, x_, Weight(next_norm), rows_, scratch_,
-                              executor_);
+    // Where rows are not normalised, the sum alone is used of AddNorm, whatever
+    // the weights.
+    const bool bare = next_norm.bytes() == 0;
+    model_.operators->AddNorm(branch_, x_, Weight(bare ? post_norm : next_norm),
+                              rows_, scratch_, executor_);
+    if (bare) model_.operators->Copy(x_, rows_, executor_);
   }
 
  private:

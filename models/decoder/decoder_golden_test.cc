@@ -28,9 +28,9 @@
 #include "quern/models/testing/golden_testutil.h"
 #include "quern/models/testing/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/largest_difference.h"
 #include "quern/testing/files.h"
 #include "quern/testing/isa_test.h"
-#include "quern/testing/largest_difference.h"
 #include "quern/testing/sanitized.h"
 
 namespace quern {

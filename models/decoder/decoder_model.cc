@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/communicator.h"
-#include "quern/core/cpu_info.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/architectures/architecture.h"
@@ -102,14 +102,18 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const int64_t pool = PoolOf(layer), pool_layer = in_pool[pool]++;
     DecoderLayer l;
-    QUERN_ASSIGN_OR_RETURN(l.attn_norm,
-                           loader.Norm(TensorId::kAttnNorm, layer));
+    if (config.Has(ModelPart::kAttnNorm)) {
+      QUERN_ASSIGN_OR_RETURN(l.attn_norm,
+                             loader.Norm(TensorId::kAttnNorm, layer));
+    }
     QUERN_ASSIGN_OR_RETURN(l.mixer, LoadMixer(loader, layer, pool, pool_layer));
-    QUERN_ASSIGN_OR_RETURN(
-        l.ffn_norm,
-        loader.Norm(config.Has(ModelPart::kPostMixNorm) ? TensorId::kPostMixNorm
-                                                        : TensorId::kFfnNorm,
-                    layer));
+    if (!config.Has(ModelPart::kBareInputs)) {
+      QUERN_ASSIGN_OR_RETURN(l.ffn_norm,
+                             loader.Norm(config.Has(ModelPart::kPostMixNorm)
+                                             ? TensorId::kPostMixNorm
+                                             : TensorId::kFfnNorm,
+                                         layer));
+    }
     QUERN_ASSIGN_OR_RETURN(
         l.feed_forward,
         config.LayerHas(layer, ModelPart::kExperts)

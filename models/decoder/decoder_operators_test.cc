@@ -32,8 +32,8 @@
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/largest_difference.h"
 #include "quern/testing/isa_test.h"
-#include "quern/testing/largest_difference.h"
 
 namespace quern {
 namespace {

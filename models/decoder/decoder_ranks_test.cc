@@ -27,8 +27,8 @@
 #include "quern/models/testing/reference_decoder_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/largest_difference.h"
 #include "quern/testing/isa_test.h"
-#include "quern/testing/largest_difference.h"
 
 namespace quern {
 namespace {
@@ -313,6 +313,10 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
             "decoder: ranks=2; need 1, because qwen3next has recurrent layers, "
             "which are not divided");
+  shape.architecture = "olmo2";
+  EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
+            "decoder: ranks=2; need 1, because olmo2 normalises all heads of q "
+            "together, and of k");
   shape = {};
   shape.vocab = 5;
   EXPECT_EQ(refusal(shape, 6),

@@ -138,8 +138,8 @@ TEST_P(DecoderRefusalTest, RefusesBadOptions) {
 // Whenever the caller gives up, Create ends at once, and no packed file is
 // left.
 TEST(DecoderCancelTest, CreateEndsWhenItIsCancelled) {
-  for (const char* architecture : {"llama", "qwen3moe", "lfm2", "granitehybrid",
-                                   "qwen3next", "deepseek2"}) {
+  for (const char* architecture : {"llama", "qwen3moe", "olmo2", "phi3", "lfm2",
+                                   "granitehybrid", "qwen3next", "deepseek2"}) {
     SCOPED_TRACE(architecture);
     SmallDecoder shape;
     shape.architecture = architecture;

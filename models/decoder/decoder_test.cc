@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/testing/decoder_fixture_testutil.h"
 #include "quern/models/testing/decoder_testutil.h"

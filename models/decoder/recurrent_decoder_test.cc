@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/architectures/decoder_config.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/gguf/gguf.h"
@@ -24,8 +24,8 @@
 #include "quern/models/testing/decoder_testutil.h"
 #include "quern/models/testing/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/largest_difference.h"
 #include "quern/testing/isa_test.h"
-#include "quern/testing/largest_difference.h"
 
 namespace quern {
 namespace {

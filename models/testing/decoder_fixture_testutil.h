@@ -37,7 +37,7 @@ inline std::vector<std::string> ExactArchitectures() {
 // Architectures that can be divided over ranks.
 inline std::vector<std::string> RankArchitectures() {
   return ArchitecturesWithout(DecoderConfig::kRecurrentParts |
-                              ModelPart::kLatent);
+                              ModelPart::kLatent | ModelPart::kWholeNorms);
 }
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,

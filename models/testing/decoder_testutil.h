@@ -45,16 +45,20 @@ struct SmallDecoder {
   // have it, and not a vector of F32.
   bool shared_router_is_matrix = false;
   GgufTensorType type = GgufTensorType::kF32;
-  std::optional<GgufTensorType> ffn_type;   // of ffn_*; defaults to type
-  std::optional<GgufTensorType> k_type;     // of attn_k; defaults to type
-  std::optional<GgufTensorType> v_type;     // of attn_v; defaults to type
+  std::optional<GgufTensorType> embedding_type;  // defaults to type
+  std::optional<GgufTensorType> ffn_type;        // of ffn_*; defaults to type
+  std::optional<GgufTensorType> k_type;          // of attn_k; defaults to type
+  std::optional<GgufTensorType> v_type;          // of attn_v; defaults to type
   std::optional<GgufTensorType> up_type;    // of ffn_up; defaults to ffn_type
   std::optional<GgufTensorType> down_type;  // of ffn_down; likewise
   bool rope_factors = false;  // whether there is rope_freqs.weight
+  bool biases = true;         // of q, k and v, where there may be some
   bool output = true;         // whether there is output.weight; not in gemma2
   // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
-  int64_t window = 9;  // far shorter than the tests' texts
+  float local_rope_base = 90;  // the other base is 500
+  float rope_divisor = 1;      // 1: there is no scaling
+  int64_t window = 9;          // far shorter than the tests' texts
   // With recurrent layers: 'r' for each of these and 'a' for each that attends;
   // empty: in turns, and the last layer attends.
   std::string kinds;
@@ -137,6 +141,8 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.yarn_log_mul = m.yarn_log_mul;
   c.rope_dim = m.rope_dim;
   c.rope_base = 500.0f;
+  c.local_rope_base = m.local_rope_base;
+  c.rope_divisor = m.rope_divisor;
   c.norm_eps = m.norm_eps;
   c.attention_cap = m.attention_cap;
   c.logit_cap = m.logit_cap;
@@ -165,6 +171,12 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
         switch (part) {
           case ModelPart::kRopeFactors:
             return m.rope_factors;
+          case ModelPart::kQkvBias:
+            return m.biases;
+          case ModelPart::kLinearRope:
+            return m.rope_divisor != 1;
+          case ModelPart::kLocalLayers:
+            return m.window > 0;
           case ModelPart::kExperts:
             return m.mixture || m.is_latent();
           case ModelPart::kSharedExpert:
@@ -190,8 +202,10 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   GgufWriter w;
   w.Key("general.architecture", m.architecture.c_str())
       .Key("general.name", "small");
-  if (SmallDecoderConfig(m).Has(ModelPart::kYarn)) {
-    w.Key((m.architecture + "." + kRopeScalingKey).c_str(), kYarnScaling);
+  const std::string scaling = m.architecture + "." + kRopeScalingKey;
+  if (SmallDecoderConfig(m).Has(ModelPart::kYarn)) w.Key(scaling, kYarnScaling);
+  if (SmallDecoderConfig(m).Has(ModelPart::kLinearRope)) {
+    w.Key(scaling, kLinearScaling);
   }
   WriteModelKeys(
       SmallDecoderConfig(m),
@@ -248,6 +262,8 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
   const GgufTensorType ffn = m.ffn_type.value_or(m.type);
   const auto type_of = [&m, ffn](TensorId id) {
     switch (id) {
+      case TensorId::kEmbedding:
+        return m.embedding_type.value_or(m.type);
       case TensorId::kAttnK:
         return m.k_type.value_or(m.type);
       case TensorId::kAttnV:
@@ -261,6 +277,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kSharedDown:
         return m.down_type.value_or(ffn);
       case TensorId::kFfnGate:
+      case TensorId::kFfnGateUp:
       case TensorId::kExpertGate:
       case TensorId::kSharedGate:
         return ffn;

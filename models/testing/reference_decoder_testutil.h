@@ -42,22 +42,24 @@ class ReferenceDecoder {
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      const DoubleRows mixed = Mixed(layer, Norm(blk + "attn_norm.weight", x));
+      const DoubleRows mixed =
+          Mixed(layer, form_.pre_norms ? Norm(blk + "attn_norm.weight", x) : x);
       Add(x,
           form_.post_attention_norm
               ? Norm(blk + "post_attention_norm.weight", mixed)
               : mixed,
           form_.residual_scale);
       const std::string ffn_norm = blk + "ffn_norm.weight";
-      const DoubleRows h =
-          Norm(file_.HasTensor(ffn_norm) ? ffn_norm
-                                         : blk + "post_attention_norm.weight",
-               x);
+      const DoubleRows h = form_.pre_norms
+                               ? Norm(file_.HasTensor(ffn_norm)
+                                          ? ffn_norm
+                                          : blk + "post_attention_norm.weight",
+                                      x)
+                               : x;
       const DoubleRows down =
-          form_.experts_used > 0
+          form_.experts_used > 0 && layer >= form_.leading_dense
               ? Mixture(blk, h)
-              : FeedForward(h, WeightsOf(blk + "ffn_gate.weight"),
-                            WeightsOf(blk + "ffn_up.weight"),
+              : FeedForward(h, GateOrUp(blk, 0), GateOrUp(blk, 1),
                             WeightsOf(blk + "ffn_down.weight"));
       Add(x,
           form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down) : down,
@@ -108,6 +110,21 @@ class ReferenceDecoder {
     const auto type = static_cast<uint32_t>((**file_.FindTensor(name)).type);
     return {Matrix(name), form_.int8_rows && FindBlockFormat(type) != nullptr};
   }
+  // `count` rows of a matrix that has several's, from row `begin` on.
+  Weights RowsOf(const std::string& name, int64_t begin, int64_t count) const {
+    const Weights all = WeightsOf(name);
+    const auto first = all.rows.begin() + begin;
+    return {DoubleRows(first, first + count), all.int8_rows};
+  }
+  // The gate (0) or what it gates (1), in a matrix of its own or in half of
+  // ffn_up.
+  Weights GateOrUp(const std::string& blk, int64_t which) const {
+    const std::string up = blk + "ffn_up.weight";
+    if (!file_.HasTensor(blk + "ffn_gate.weight")) {
+      return RowsOf(up, which * c_.ffn, c_.ffn);
+    }
+    return WeightsOf(which == 0 ? blk + "ffn_gate.weight" : up);
+  }
   // Each 32 numbers become multiples, from -127 to 127, of one of their own.
   static void RoundInBlocks(std::vector<double>& row) {
     for (size_t at = 0; at < row.size(); at += 32) {
@@ -124,7 +141,7 @@ class ReferenceDecoder {
   // What the layer's mixer makes of h, by the tensors that the layer has.
   DoubleRows Mixed(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
-    if (file_.HasTensor(blk + "attn_q.weight")) {
+    if (file_.HasTensor(blk + "attn_output.weight")) {
       return Times(Attention(layer, h), blk + "attn_output.weight");
     }
     if (form_.key_heads > 0) {
@@ -193,6 +210,11 @@ class ReferenceDecoder {
   DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
     const DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
     const size_t experts = logits[0].size();
+    const std::string bias_name = blk + "exp_probs_b.bias";
+    const std::vector<double> bias =
+        form_.router_bias && file_.HasTensor(bias_name)
+            ? Matrix(bias_name)[0]
+            : std::vector<double>(experts);
     // The matrix of an expert, in a tensor of all.
     const auto of = [&](const char* name, size_t expert) {
       const Weights all = WeightsOf(blk + name);
@@ -206,7 +228,10 @@ class ReferenceDecoder {
                                           of("ffn_up_exps.weight", e),
                                           of("ffn_down_exps.weight", e));
       for (size_t t = 0; t < x.size(); ++t) {
-        const double weight = ExpertWeight(logits[t], e);
+        const double weight =
+            form_.expert_scale * (form_.sigmoid_scores
+                                      ? SigmoidWeight(logits[t], bias, e)
+                                      : ExpertWeight(logits[t], e));
         for (size_t i = 0; i < y[t].size(); ++i) y[t][i] += weight * part[t][i];
       }
     }
@@ -237,6 +262,25 @@ class ReferenceDecoder {
       sum += std::exp(largest[i]);
     }
     return std::exp(logits[e]) / sum;
+  }
+
+  // The share of expert e in the scores of those whose biased scores are the
+  // largest, or 0.
+  double SigmoidWeight(const std::vector<double>& logits,
+                       const std::vector<double>& bias, size_t e) const {
+    std::vector<double> scores, biased;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      scores.push_back(1 / (1 + std::exp(-logits[i])));
+      biased.push_back(scores[i] + bias[i]);
+    }
+    std::vector<double> largest = biased;
+    std::sort(largest.begin(), largest.end(), std::greater<>());
+    const double least = largest[form_.experts_used - 1];
+    double sum = 0;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (biased[i] >= least) sum += scores[i];
+    }
+    return biased[e] < least ? 0 : scores[e] / sum;
   }
 
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {
@@ -278,13 +322,15 @@ class ReferenceDecoder {
     Add(x, DoubleRows(x.size(), Matrix(name)[0]));
   }
 
-  // Applies rms_norm to each head of each row.
+  // Applies rms_norm to each piece of each row that is as long as the weights:
+  // a head, or all.
   DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
+    const int64_t dim = (**file_.FindTensor(name)).elements;
     DoubleRows y;
     for (const std::vector<double>& row : x) {
       DoubleRows heads;
-      for (auto it = row.begin(); it != row.end(); it += c_.head_dim) {
-        heads.emplace_back(it, it + c_.head_dim);
+      for (auto it = row.begin(); it != row.end(); it += dim) {
+        heads.emplace_back(it, it + dim);
       }
       y.emplace_back();
       for (const std::vector<double>& head : Norm(name, heads)) {
@@ -297,7 +343,11 @@ class ReferenceDecoder {
   // Rotates pair j of every head by position * base^(-2j / dim), divided by the
   // factor of j if there is one. The pairs are (2j, 2j + 1) in Llama's files
   // and (j, j + dim / 2) in others.
-  void Rotate(DoubleRows& x) const {
+  void Rotate(DoubleRows& x, bool local) const {
+    const bool own = local && form_.local_base > 0;
+    const double base =
+        own ? form_.local_base : static_cast<double>(c_.rope_base);
+    const double divisor = own ? 1 : form_.rope_divisor;
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto half = form_.rope_dim / 2;
     for (size_t t = 0; t < x.size(); ++t) {
@@ -305,11 +355,10 @@ class ReferenceDecoder {
         for (size_t j = 0; j < half; ++j) {
           const double factor =
               form_.rope_factors.empty() ? 1 : form_.rope_factors[j];
-          const double angle =
-              static_cast<double>(t) *
-              std::pow(c_.rope_base,
-                       -static_cast<double>(j) / static_cast<double>(half)) /
-              factor;
+          const double angle = static_cast<double>(t) *
+                               std::pow(base, -static_cast<double>(j) /
+                                                  static_cast<double>(half)) /
+                               (factor * divisor);
           double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
           double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
@@ -339,20 +388,30 @@ class ReferenceDecoder {
 
   DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
-    const bool local = form_.window > 0 && layer % 2 == form_.first_local;
+    const bool local =
+        form_.window > 0 && (form_.window_interval == 0 ||
+                             (layer + 1) % form_.window_interval != 0);
     const auto window = local ? static_cast<size_t>(form_.window) : h.size();
-    DoubleRows q = Times(h, blk + "attn_q.weight");
+    const int64_t q_cols = c_.q_heads * c_.head_dim;
+    const int64_t kv_cols = c_.kv_heads * c_.head_dim;
+    const auto project = [&](const char* name, int64_t begin, int64_t count) {
+      const std::string joined = blk + "attn_qkv.weight";
+      return file_.HasTensor(joined) ? Times(h, RowsOf(joined, begin, count))
+                                     : Times(h, blk + name);
+    };
+    DoubleRows q = project("attn_q.weight", 0, q_cols);
     const DoubleRows gates = form_.gates_in_q ? TakeGates(q) : DoubleRows();
-    DoubleRows k = Times(h, blk + "attn_k.weight");
-    DoubleRows v = Times(h, blk + "attn_v.weight");
+    DoubleRows k = project("attn_k.weight", q_cols, kv_cols);
+    DoubleRows v = project("attn_v.weight", q_cols + kv_cols, kv_cols);
     if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
     if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
     if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
-    if (form_.rope) {
-      Rotate(q);
-      Rotate(k);
+    const int64_t gap = form_.rope_gap;
+    if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
+      Rotate(q, local);
+      Rotate(k, local);
     }
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -23,11 +24,16 @@ namespace quern {
 // Differences between architectures.
 struct ReferenceForm {
   bool rope = true;
-  size_t rope_dim = 0;     // elements of a head that rotate
-  double eps = 0;          // of every norm
-  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
+  int64_t rope_gap = 0;     // each so manyth layer has none; 0: all have it
+  double local_base = 0;    // of local layers; 0: as of all others
+  double rope_divisor = 1;  // of positions, where local_base is not
+  size_t rope_dim = 0;      // elements of a head that rotate
+  double eps = 0;           // of every norm
+  bool rope_pairs = true;   // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
+  // Norms of each head, or of all heads together if the weights have so many.
   bool q_norm = false, k_norm = false;
+  bool pre_norms = true;  // parts take the norm of x, not x
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
   double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
@@ -35,9 +41,15 @@ struct ReferenceForm {
   double attention_cap = 0, logit_cap = 0;  // 0: none
   size_t experts_used = 0;                  // 0: there are no experts
   bool shared_expert = false;               // with the weight 1
+  // How many layers come before the first with experts. Scores of experts by
+  // sigmoid instead of softmax; a bias changes which are chosen.
+  int64_t leading_dense = 0;
+  bool sigmoid_scores = false, router_bias = true;
+  double expert_scale = 1;
   bool renormalize = true;  // the weights of a token's experts sum to 1
   int64_t window = 0;       // of local layers; 0: there are none
-  int64_t first_local = 0;  // local: this layer and every second one after
+  // Every so manyth layer is not local; 0: all are local.
+  int64_t window_interval = 2;
   std::vector<double> rope_factors;  // divide frequencies; empty: none
   // Tokens that a recurrent layer convolves, and the order of its three parts.
   size_t conv_taps = 0;
@@ -60,17 +72,41 @@ struct ReferenceForm {
     const auto architecture = *file.GetString("general.architecture");
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
-    form.rope_pairs =
-        architecture == "llama" || architecture == "granitehybrid";
-    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
-    form.q_norm = form.k_norm =
-        architecture == "qwen3" || architecture == "qwen3moe" ||
-        architecture == "lfm2" || architecture == "qwen3next";
-    if (architecture == "lfm2") {
-      form.conv_taps =
-          static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
+    const bool granite = absl::StartsWith(architecture, "granite");
+    form.rope_pairs = granite || architecture == "llama" ||
+                      architecture == "smollm3" || architecture == "glm4" ||
+                      architecture == "ernie4_5";
+    if (architecture == "smollm3") form.rope_gap = 4;
+    form.q_bias = form.k_bias = form.v_bias =
+        file.HasTensor("blk.0.attn_q.bias");
+    form.q_norm = form.k_norm = absl::StartsWith(architecture, "qwen3") ||
+                                architecture == "lfm2moe" ||
+                                architecture == "lfm2";
+    if (architecture == "olmo2" || architecture == "exaone4") {
+      form.q_norm = form.k_norm = true;
+      form.post_attention_norm = form.post_ffw_norm = true;
+      form.pre_norms = false;
     }
-    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
+    const std::string window =
+        absl::StrCat(architecture, ".attention.sliding_window");
+    if (architecture == "phi3" && file.Has(window)) {
+      form.window = *file.GetInt(window);
+      form.window_interval = 0;
+    }
+    if (architecture == "glm4") {
+      form.post_attention_norm = form.post_ffw_norm = true;
+    }
+    if (absl::StartsWith(architecture, "lfm2")) {
+      form.conv_taps = static_cast<size_t>(
+          *file.GetInt(absl::StrCat(architecture, ".shortconv.l_cache")));
+    }
+    if (architecture == "lfm2moe") {
+      form.leading_dense = *file.GetInt("lfm2moe.leading_dense_block_count");
+      form.sigmoid_scores = *file.GetInt("lfm2moe.expert_gating_func") == 2;
+      form.expert_scale = f32("lfm2moe.expert_weights_scale");
+    }
+    if (file.HasTensor(
+            absl::StrCat("blk.", c.layers - 1, ".ffn_gate_inp.weight"))) {
       const std::string used = absl::StrCat(architecture, ".expert_used_count");
       form.experts_used = static_cast<size_t>(*file.GetInt(used));
       form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
@@ -93,11 +129,16 @@ struct ReferenceForm {
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
       form.ssm_groups =
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
-      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
-      form.embedding_scale = f32("granitehybrid.embedding_scale");
-      form.residual_scale = f32("granitehybrid.residual_scale");
-      form.divisor = 1 / f32("granitehybrid.attention.scale");
-      form.logit_divisor = f32("granitehybrid.logit_scale");
+    }
+    if (granite) {
+      const auto key = [&](const char* name) {
+        return absl::StrCat(architecture, ".", name);
+      };
+      form.rope = *file.GetBool(key("rope.scaling.finetuned"));
+      form.embedding_scale = f32(key("embedding_scale"));
+      form.residual_scale = f32(key("residual_scale"));
+      form.divisor = 1 / f32(key("attention.scale"));
+      form.logit_divisor = f32(key("logit_scale"));
     }
     if (architecture == "qwen3next") {
       form.gates_in_q = form.query_gates = true;
@@ -107,15 +148,25 @@ struct ReferenceForm {
       form.key_heads =
           static_cast<size_t>(*file.GetInt("qwen3next.ssm.group_count"));
     }
-    if (architecture != "gemma2") return form;
+    if (architecture != "gemma2" && architecture != "gemma3") return form;
     form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
     form.embedding_scale = std::sqrt(hidden);
-    if (c.layers == 46) {  // the model of 27 billion weights
+    form.window = *file.GetInt(window);
+    const bool gemma2 = architecture == "gemma2";
+    if (c.layers == (gemma2 ? 46 : 62)) {  // the models of 27 billion weights
       form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
+    }
+    if (!gemma2) {
+      form.q_norm = form.k_norm = true;
+      form.window_interval = 6;
+      form.local_base = f32("gemma3.rope.freq_base_swa");
+      if (file.Has("gemma3.rope.scaling.factor")) {
+        form.rope_divisor = f32("gemma3.rope.scaling.factor");
+      }
+      return form;
     }
     form.attention_cap = f32("gemma2.attn_logit_softcapping");
     form.logit_cap = f32("gemma2.final_logit_softcapping");
-    form.window = *file.GetInt("gemma2.attention.sliding_window");
     return form;
   }
 };

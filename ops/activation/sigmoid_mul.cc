@@ -43,12 +43,22 @@ absl::StatusOr<SigmoidMulPlan> SigmoidMulPlan::Create(
 absl::Status SigmoidMulPlan::CheckArgs(const AnyTensorView& x,
                                        const AnyTensorView& gate,
                                        const AnyTensorView& out) const {
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "x", x, spec_.x_dtype, {kAnyExtent, spec_.d}));
-  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "gate", gate, spec_.gate_dtype,
-                                   {x.extent(0), spec_.gate_cols}));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "out", out, spec_.out_dtype, {x.extent(0), spec_.d}));
+  if (x.rank() == 3) {
+    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "x", x, spec_.x_dtype,
+                                     {kAnyExtent, kAnyExtent, spec_.d}));
+    const int64_t tokens = x.extent(0), heads = x.extent(1);
+    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "gate", gate, spec_.gate_dtype,
+                                     {tokens, heads, spec_.gate_cols}));
+    QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
+                                      {tokens, heads, spec_.d}));
+  } else {
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "x", x, spec_.x_dtype, {kAnyExtent, spec_.d}));
+    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "gate", gate, spec_.gate_dtype,
+                                     {x.extent(0), spec_.gate_cols}));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kOp, "out", out, spec_.out_dtype, {x.extent(0), spec_.d}));
+  }
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
   return CheckApart(kOp, "gate", gate, "out", out);
 }
@@ -57,34 +67,46 @@ void SigmoidMulPlan::Execute(const AnyTensorView& x, const AnyTensorView& gate,
                              const AnyTensorView& out,
                              Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, gate, out));
+  if (IsEmpty(x)) return;
+  const bool by_head = x.rank() == 3;
+  const int64_t heads = by_head ? x.extent(1) : 1;
+  ParallelRows(executor, x.extent(0), kCost * heads * spec_.d,
+               [&](int64_t begin, int64_t end) {
+                 if (!by_head) return Multiply(x, gate, out, begin, end);
+                 for (int64_t t = begin; t < end; ++t) {
+                   Multiply(HeadsOf(x, t), HeadsOf(gate, t), HeadsOf(out, t), 0,
+                            heads);
+                 }
+               });
+}
+
+void SigmoidMulPlan::Multiply(const AnyTensorView& x, const AnyTensorView& gate,
+                              const AnyTensorView& out, int64_t begin,
+                              int64_t end) const {
   const RowsOf xs(x), gates(gate), outs(out);
   const auto n = static_cast<size_t>(spec_.d);
   const size_t x_size = SizeOf(spec_.x_dtype);
   const size_t gate_size = SizeOf(spec_.gate_dtype);
   const size_t out_size = SizeOf(spec_.out_dtype);
   const bool one_gate = spec_.gate_cols == 1;
-  ParallelRows(executor, x.extent(0), kCost * spec_.d,
-               [&](int64_t begin, int64_t end) {
-                 alignas(64) float g[kRowBlock];
-                 alignas(64) float v[kRowBlock];
-                 for (int64_t t = begin; t < end; ++t) {
-                   if (one_gate) {
-                     gate_blocks_.load(gates[t], 1, g);
-                     kernels_.sigmoid(1, g);
-                     std::fill_n(g, kRowBlock, g[0]);
-                   }
-                   for (size_t i = 0; i < n; i += kRowBlock) {
-                     const size_t count = std::min(kRowBlock, n - i);
-                     if (!one_gate) {
-                       gate_blocks_.load(gates[t] + i * gate_size, count, g);
-                       kernels_.sigmoid(count, g);
-                     }
-                     blocks_.load(xs[t] + i * x_size, count, v);
-                     blocks_.mul_store(v, g, count, /*stream=*/false,
-                                       outs[t] + i * out_size);
-                   }
-                 }
-               });
+  alignas(64) float g[kRowBlock];
+  alignas(64) float v[kRowBlock];
+  for (int64_t t = begin; t < end; ++t) {
+    if (one_gate) {
+      gate_blocks_.load(gates[t], 1, g);
+      kernels_.sigmoid(1, g);
+      std::fill_n(g, kRowBlock, g[0]);
+    }
+    for (size_t i = 0; i < n; i += kRowBlock) {
+      const size_t count = std::min(kRowBlock, n - i);
+      if (!one_gate) {
+        gate_blocks_.load(gates[t] + i * gate_size, count, g);
+        kernels_.sigmoid(count, g);
+      }
+      blocks_.load(xs[t] + i * x_size, count, v);
+      blocks_.mul_store(v, g, count, /*stream=*/false, outs[t] + i * out_size);
+    }
+  }
 }
 
 }  // namespace quern

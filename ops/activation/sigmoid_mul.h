@@ -46,19 +46,25 @@ class SigmoidMulPlan {
   const SigmoidMulSpec& spec() const { return spec_; }
 
   // Whether Execute may be called with these arguments: checks dtypes, shapes,
-  // strides, memory and aliasing. InvalidArgument names the argument.
+  // strides, memory and aliasing. x and out are [rows, d] and gate [rows,
+  // gate_cols], or all three are [tokens, heads, ..] with any token and head
+  // strides. InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& gate,
                          const AnyTensorView& out) const;
 
-  // x[rows, d], gate[rows, gate_cols] -> out[rows, d]. Rows may have any
-  // stride; out may be x itself, where the dtypes agree, and is apart from
-  // gate. rows = 0 does nothing. Allocates nothing; safe to call concurrently;
-  // the result does not depend on the number of workers.
+  // Writes the rows of out and nothing between them. Rows may have any stride;
+  // out may be x itself, where the dtypes agree, and is apart from gate. rows =
+  // 0 does nothing. Allocates nothing; safe to call concurrently; the result
+  // does not depend on the number of workers, who share the rows, or the tokens
+  // of tensors of rank 3.
   void Execute(const AnyTensorView& x, const AnyTensorView& gate,
                const AnyTensorView& out, Executor& executor) const noexcept;
 
  private:
   explicit SigmoidMulPlan(const SigmoidMulSpec& spec);
+  // Multiplies the rows [begin, end) of three matrices.
+  void Multiply(const AnyTensorView& x, const AnyTensorView& gate,
+                const AnyTensorView& out, int64_t begin, int64_t end) const;
 
   SigmoidMulSpec spec_;
   SigmoidMulKernels kernels_;

@@ -11,8 +11,8 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -205,6 +205,73 @@ TEST_P(SigmoidMulTest, WorksInPlaceOnAnyNumberOfWorkers) {
       EXPECT_EQ(one.bits(), x.bits());
     }
   }
+}
+
+// The heads of x are columns of a wider row, and so are those of the gate.
+TEST_P(SigmoidMulTest, TakesHeadsOfWiderRows) {
+  TestRng rng;
+  constexpr int64_t kTokens = 3, kHeads = 5, kDim = 24, kStride = 29;
+  const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
+  ASSERT_TRUE(pool.ok());
+  for (const DType dtype : kDTypes) {
+    for (const int64_t gate_cols : {kDim, int64_t{1}}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << gate_cols);
+      const int64_t width = kHeads * kStride + 7;
+      const auto values = [&] {
+        return ToDoubles(UniformReals(rng, kTokens * width, -4, 4));
+      };
+      const AnyMatrix x(dtype, values(), kTokens, width, width);
+      const AnyMatrix gate(dtype, values(), kTokens, width, width + 1);
+      const AnyMatrix out(dtype, kTokens, width, width + 2);
+      const SigmoidMulPlan plan =
+          Plan(Spec(kDim, gate_cols, dtype, dtype, dtype));
+      const AnyTensorView xs = x.heads(kHeads, kDim, kStride);
+      const AnyTensorView gates = gate.heads(kHeads, gate_cols, kStride - 3);
+      const AnyTensorView outs = out.heads(kHeads, kDim, kStride);
+      ASSERT_EQ(plan.CheckArgs(xs, gates, outs), absl::OkStatus());
+      const std::vector<uint32_t> before = out.bits();
+      plan.Execute(xs, gates, outs, **pool);
+      const std::vector<uint32_t> after = out.bits();
+      const std::vector<double> in = x.doubles(), g = gate.doubles(),
+                                have = out.doubles();
+      for (int64_t i = 0; i < kTokens * width; ++i) {
+        const int64_t c = i % width, row = i - c, h = c / kStride;
+        const auto at = static_cast<size_t>(i);
+        if (c >= kHeads * kStride || c % kStride >= kDim) {
+          ASSERT_EQ(after[at], before[at]) << i;
+          continue;
+        }
+        const int64_t of_gate =
+            row + h * (kStride - 3) + (gate_cols == 1 ? 0 : c % kStride);
+        const double want = in[at] * Sigmoid(g[static_cast<size_t>(of_gate)]);
+        ASSERT_LE(std::abs(have[at] - want),
+                  ResultBound(dtype, want, kRelative))
+            << i;
+      }
+      plan.Execute(xs, gates, xs, executor_);
+      const std::vector<double> in_place = x.doubles();
+      for (int64_t i = 0; i < kTokens * width; ++i) {
+        const auto at = static_cast<size_t>(i);
+        const int64_t c = i % width;
+        const bool head = c < kHeads * kStride && c % kStride < kDim;
+        ASSERT_EQ(in_place[at], head ? have[at] : in[at]) << i;
+      }
+    }
+  }
+  // One of the three is no tensor of heads, or of others.
+  std::vector<float> memory(64);
+  float* const m = memory.data();
+  const auto plan = SigmoidMulPlan::Create(Spec(4, 4));
+  ASSERT_TRUE(plan.ok());
+  const AnyTensorView x = DenseTensor<float, 3>(m, {2, 2, 4});
+  EXPECT_EQ(plan->CheckArgs(x, DenseTensor<float, 3>(m + 16, {2, 2, 4}), x),
+            absl::OkStatus());
+  EXPECT_FALSE(plan->CheckArgs(x, DenseMatrix(m + 16, 4, 4), x).ok());
+  EXPECT_FALSE(
+      plan->CheckArgs(x, DenseTensor<float, 3>(m + 16, {2, 1, 4}), x).ok());
+  EXPECT_FALSE(plan->CheckArgs(x, DenseTensor<float, 3>(m + 16, {2, 2, 4}),
+                               DenseMatrix(m + 32, 4, 4))
+                   .ok());
 }
 
 TEST(SigmoidMulPlanTest, Refuses) {

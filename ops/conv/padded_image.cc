@@ -7,7 +7,7 @@
 
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
-#include "quern/core/parallel_rows.h"
+#include "quern/core/threads/parallel_rows.h"
 #include "quern/ops/conv/conv_kernels.h"
 
 namespace quern {

@@ -9,7 +9,8 @@
 // Beside the bound they carry what a plain computation gives that has the same
 // roundings: every step in f32, every sum one term after the other. After many
 // steps in bf16 or f16 bounds are larger than the numbers; then
-// rounded - value is the sample by which testing/rounding_error.h judges.
+// rounded - value is the sample by which testing/errors/rounding_error.h
+// judges.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,7 @@
 #include <vector>
 
 #include "quern/core/dtype.h"
-#include "quern/ops/recurrent/reference_rounding_testutil.h"
+#include "quern/ops/recurrent/testing/reference_rounding_testutil.h"
 
 namespace quern {
 

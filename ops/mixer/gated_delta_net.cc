@@ -1,7 +1,5 @@
 #include "quern/ops/mixer/gated_delta_net.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,8 +9,6 @@
 #include "quern/core/math_util.h"
 #include "quern/core/matrix_slice.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/parallel_rows.h"
-#include "quern/ops/rows_of.h"
 
 namespace quern {
 namespace {
@@ -20,9 +16,6 @@ namespace {
 constexpr char kOp[] = "gated_delta_net";
 // Numbers up to which no sum or product of two leaves 63 bits.
 constexpr int64_t kMost = LinearWeights::kMaxExtent / 8;
-// Work of a pair of gates, in elements touched: three of the C library's
-// functions.
-constexpr int64_t kGateCost = 64;
 
 absl::Status CheckSpec(const GatedDeltaNetSpec& s) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "key_heads", s.key_heads, 1, kMost));
@@ -39,21 +32,18 @@ absl::Status CheckSpec(const GatedDeltaNetSpec& s) {
   return CheckRange(kOp, "value_heads * dv", s.values(), 1, kMost);
 }
 
-double Softplus(double x) {
-  return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-}
-
 }  // namespace
 
 GatedDeltaNetPlan::GatedDeltaNetPlan(const GatedDeltaNetSpec& spec,
                                      MixerFrame frame,
                                      const DeltaRulePlan& rule,
+                                     const DeltaGatesPlan& gates,
                                      const RmsNormGatedPlan& norm)
     : spec_(spec),
       frame_(std::move(frame)),
       rule_(rule),
-      norm_(norm),
-      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)) {}
+      gates_(gates),
+      norm_(norm) {}
 
 absl::StatusOr<GatedDeltaNetPlan> GatedDeltaNetPlan::Create(
     const GatedDeltaNetSpec& spec, const LinearWeights& in_proj,
@@ -84,6 +74,11 @@ absl::StatusOr<GatedDeltaNetPlan> GatedDeltaNetPlan::Create(
   rule_spec.null_slot = spec.null_slot;
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan rule,
                          DeltaRulePlan::Create(rule_spec));
+  DeltaGatesSpec gates_spec;
+  gates_spec.heads = spec.value_heads;
+  gates_spec.dtype = spec.dtype;
+  QUERN_ASSIGN_OR_RETURN(const DeltaGatesPlan gates,
+                         DeltaGatesPlan::Create(gates_spec));
   RmsNormGatedSpec norm_spec;
   norm_spec.hidden = spec.values();
   norm_spec.group = spec.dv;
@@ -93,7 +88,7 @@ absl::StatusOr<GatedDeltaNetPlan> GatedDeltaNetPlan::Create(
   norm_spec.weight_dtype = spec.weight_dtype;
   QUERN_ASSIGN_OR_RETURN(const RmsNormGatedPlan norm,
                          RmsNormGatedPlan::Create(norm_spec));
-  return GatedDeltaNetPlan(spec, std::move(made), rule, norm);
+  return GatedDeltaNetPlan(spec, std::move(made), rule, gates, norm);
 }
 
 template <typename Allocator>
@@ -136,40 +131,23 @@ absl::Status GatedDeltaNetPlan::CheckArgs(const GatedDeltaNetArgs& args) const {
       {{"state", args.state}});
 }
 
-// In double, rounded to f32 once.
 void GatedDeltaNetPlan::ComputeGates(const GatedDeltaNetArgs& args,
                                      const AnyTensorView& p,
                                      const Scratch& scratch,
                                      Executor& executor) const {
   const MixerFrame::Tokens tokens(args.layer.batch);
-  const auto* const a_log = static_cast<const float*>(args.a_log.data());
-  const auto* const bias = static_cast<const float*>(args.dt_bias.data());
   const int64_t heads = spec_.value_heads;
   const int64_t b_at = spec_.conv_channels() + spec_.values();
-  const RowsOf rows(p);
-  const auto element = static_cast<int64_t>(SizeOf(spec_.dtype));
-  ParallelRows(
-      executor, tokens.count, kGateCost * heads,
-      [&](int64_t begin, int64_t end) {
-        alignas(64) float a[kRowBlock];
-        alignas(64) float b[kRowBlock];
-        for (int64_t t = tokens.first + begin; t < tokens.first + end; ++t) {
-          for (int64_t h = 0; h < heads; h += kRowBlock) {
-            const int64_t count =
-                std::min<int64_t>(static_cast<int64_t>(kRowBlock), heads - h);
-            const char* const from = rows[t] + (b_at + h) * element;
-            blocks_.load(from, static_cast<size_t>(count), b);
-            blocks_.load(from + heads * element, static_cast<size_t>(count), a);
-            for (int64_t i = 0; i < count; ++i) {
-              const double delta = Softplus(double{a[i]} + double{bias[h + i]});
-              scratch.g[t * heads + h + i] =
-                  static_cast<float>(-std::exp(double{a_log[h + i]}) * delta);
-              scratch.beta[t * heads + h + i] =
-                  static_cast<float>(1 / (1 + std::exp(-double{b[i]})));
-            }
-          }
-        }
-      });
+  const AnyTensorView own = RowSlice(p, tokens.first, tokens.count);
+  DeltaGatesArgs gates;
+  gates.a = ColumnSlice(own, b_at + heads, heads);
+  gates.b = ColumnSlice(own, b_at, heads);
+  gates.a_log = args.a_log;
+  gates.dt_bias = args.dt_bias;
+  const int64_t first = tokens.first * heads;
+  gates.g = DenseMatrix(scratch.g + first, tokens.count, heads);
+  gates.beta = DenseMatrix(scratch.beta + first, tokens.count, heads);
+  gates_.Execute(gates, executor);
 }
 
 void GatedDeltaNetPlan::Execute(const GatedDeltaNetArgs& args,

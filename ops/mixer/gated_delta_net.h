@@ -30,8 +30,8 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/recurrent/delta_gates.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/row_block_kernels.h"
 
 namespace quern {
 
@@ -109,7 +109,8 @@ class GatedDeltaNetPlan {
     char* norm;  // the norm's weight, once for each head
   };
   GatedDeltaNetPlan(const GatedDeltaNetSpec& spec, MixerFrame frame,
-                    const DeltaRulePlan& rule, const RmsNormGatedPlan& norm);
+                    const DeltaRulePlan& rule, const DeltaGatesPlan& gates,
+                    const RmsNormGatedPlan& norm);
 
   template <typename Allocator>
   Scratch LayOut(Allocator& a, int64_t tokens) const;
@@ -120,8 +121,8 @@ class GatedDeltaNetPlan {
   GatedDeltaNetSpec spec_;
   MixerFrame frame_;
   DeltaRulePlan rule_;
+  DeltaGatesPlan gates_;
   RmsNormGatedPlan norm_;
-  RowBlockKernels blocks_;
 };
 
 }  // namespace quern

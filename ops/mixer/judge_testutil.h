@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/testing/compare.h"
-#include "quern/testing/rounding_error.h"
+#include "quern/testing/errors/rounding_error.h"
 
 namespace quern {
 

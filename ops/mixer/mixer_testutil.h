@@ -18,6 +18,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/judge_testutil.h"
@@ -37,19 +38,11 @@ namespace quern {
 // Weights [n, k] of a product: packed, and as the oracle multiplies them.
 struct TestWeights {
   TestWeights(DType dtype, int64_t n, int64_t k, double size, Rng& rng) {
-    const AnyMatrix matrix(
-        dtype, ToDoubles(UniformReals(rng, n * k, -size, size)), n, k, k);
-    values = matrix.doubles();
-    LinearWeightsSpec spec;
-    spec.n = n;
-    spec.k = k;
-    spec.format = FormatOfFloats(dtype);
-    LinearSource source;
-    source.codes = matrix.const_view();
+    const KnownWeights known = FloatWeights(
+        dtype, n, k, ToDoubles(UniformReals(rng, n * k, -size, size)));
+    values = known.codes;
     InlineExecutor executor;
-    const auto weights = LinearWeights::Pack(spec, {source}, executor);
-    EXPECT_TRUE(weights.ok()) << weights.status();
-    packed = *weights;
+    packed = known.Pack(executor);
   }
   Doubles values;
   LinearWeights packed;

@@ -20,8 +20,8 @@
 #include "quern/ops/mixer/mamba_mixer2.h"
 #include "quern/ops/mixer/rounded_recurrences_testutil.h"
 #include "quern/ops/mixer/short_conv.h"
-#include "quern/ops/recurrent/reference_delta_rule_testutil.h"
-#include "quern/ops/recurrent/reference_state_update_testutil.h"
+#include "quern/ops/recurrent/testing/reference_delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/reference_state_update_testutil.h"
 
 namespace quern {
 

@@ -11,9 +11,9 @@
 
 #include "quern/core/dtype.h"
 #include "quern/ops/mixer/bounded_testutil.h"
-#include "quern/ops/recurrent/reference_delta_rule_testutil.h"
-#include "quern/ops/recurrent/reference_rounding_testutil.h"
-#include "quern/ops/recurrent/reference_state_update_testutil.h"
+#include "quern/ops/recurrent/testing/reference_delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/reference_rounding_testutil.h"
+#include "quern/ops/recurrent/testing/reference_state_update_testutil.h"
 
 namespace quern {
 

@@ -25,6 +25,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mla/mla.h"
 #include "quern/ops/mla/mla_schedule.h"
@@ -162,15 +163,8 @@ Doubles OutMatrix() {
 }
 
 LinearWeights Pack(DType dtype, int64_t n, int64_t k, const Doubles& values) {
-  const AnyMatrix matrix(dtype, values, n, k, k);
-  LinearWeightsSpec spec;
-  spec.n = n;
-  spec.k = k;
-  spec.format = FormatOfFloats(dtype);
-  LinearSource source;
-  source.codes = matrix.const_view();
   InlineExecutor executor;
-  return LinearWeights::Pack(spec, {source}, executor).value();
+  return FloatWeights(dtype, n, k, values).Pack(executor);
 }
 
 class MlaExactTest : public IsaTest {

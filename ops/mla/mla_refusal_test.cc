@@ -11,7 +11,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mla/mla.h"
 #include "quern/ops/mla/mla_schedule.h"
@@ -130,16 +130,11 @@ TEST_F(MlaRefusalTest, WeightsNameTheMatrix) {
     ExpectRefusal(Create(spec_, weights), c.words);
   }
   // A bias per head has no absorbed form.
-  const std::vector<float> codes(9 * 20), bias(9);
-  LinearWeightsSpec spec;
-  spec.n = 9;
-  spec.k = 20;
-  spec.format = WeightFormat::kF32;
-  LinearSource source;
-  source.codes = DenseMatrix(codes.data(), 9, 20);
-  source.bias = DenseVector(bias.data(), 9);
+  KnownWeights biased =
+      FloatWeights(DType::kF32, 9, 20, std::vector<double>(9 * 20));
+  biased.bias.resize(9);
   MlaWeights weights = weights_.packed;
-  weights.v_up[1] = LinearWeights::Pack(spec, {source}, executor_).value();
+  weights.v_up[1] = biased.Pack(executor_);
   ExpectRefusal(Create(spec_, weights), "v_up has a bias; need none");
 }
 

@@ -16,9 +16,9 @@
 #include "quern/ops/rope/rotary_spec.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/rounding_error.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
-#include "quern/testing/rounding_error.h"
 #include "quern/testing/workers.h"
 
 namespace quern {

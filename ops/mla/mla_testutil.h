@@ -25,6 +25,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mla/mla.h"
@@ -36,9 +37,9 @@
 #include "quern/ops/rope/rotary_spec.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
+#include "quern/testing/errors/rounding_error.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/no_alloc.h"
-#include "quern/testing/rounding_error.h"
 
 namespace quern {
 
@@ -77,9 +78,9 @@ struct TestMlaWeights {
         Pack(spec.dtype, spec.latent_row(), spec.hidden, rng, values.kv_a);
     packed.out = Pack(spec.dtype, spec.hidden, spec.heads * spec.v_head_dim,
                       rng, values.out);
-    const AnyMatrix kv_b =
-        Matrix(spec.dtype, spec.heads * (spec.nope + spec.v_head_dim),
-               spec.kv_lora, rng);
+    const int64_t kv_b_rows = spec.heads * (spec.nope + spec.v_head_dim);
+    const AnyMatrix kv_b(spec.dtype, Matrix(kv_b_rows, spec.kv_lora, rng),
+                         kv_b_rows, spec.kv_lora, spec.kv_lora + 1);
     values.kv_b = kv_b.doubles();
     InlineExecutor executor;
     EXPECT_EQ(PackKvB(spec, kv_b.const_view(), executor, packed),
@@ -100,25 +101,17 @@ struct TestMlaWeights {
   std::unique_ptr<AnyMatrix> q_norm, kv_norm;
 
  private:
-  static AnyMatrix Matrix(DType dtype, int64_t n, int64_t k, Rng& rng) {
+  static std::vector<double> Matrix(int64_t n, int64_t k, Rng& rng) {
     const double size = std::sqrt(3.0 / static_cast<double>(k));
-    return AnyMatrix(dtype, ToDoubles(UniformReals(rng, n * k, -size, size)), n,
-                     k, k + 1);
+    return ToDoubles(UniformReals(rng, n * k, -size, size));
   }
   static LinearWeights Pack(DType dtype, int64_t n, int64_t k, Rng& rng,
                             std::vector<double>& values) {
-    const AnyMatrix matrix = Matrix(dtype, n, k, rng);
-    values = matrix.doubles();
-    LinearWeightsSpec spec;
-    spec.n = n;
-    spec.k = k;
-    spec.format = FormatOfFloats(dtype);
-    LinearSource source;
-    source.codes = matrix.const_view();
+    KnownWeights known = FloatWeights(dtype, n, k, Matrix(n, k, rng));
+    known.padding = 1;
+    values = known.codes;
     InlineExecutor executor;
-    const auto weights = LinearWeights::Pack(spec, {source}, executor);
-    EXPECT_TRUE(weights.ok()) << weights.status();
-    return *weights;
+    return known.Pack(executor);
   }
 };
 

@@ -126,7 +126,7 @@ class ExpertsPlan {
   // Allocates nothing; safe to call concurrently with different workspaces.
   // Neither the number of workers nor the other tokens change a bit. A caller
   // that keeps the experts beside a GPU submits it to a BackgroundThread
-  // (core/background_thread.h) and waits for it later.
+  // (core/threads/background_thread.h) and waits for it later.
   void Execute(const ExpertsArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

@@ -7,13 +7,13 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/background_thread.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/background_thread.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -36,7 +36,7 @@ ExpertsPlan MakePlan(TestRng& rng) {
     Shape up{0, 2 * kInter, kHidden};
     up.act = spec.activation;
     const Shape down{0, kHidden, kInter};
-    const FormatCase format = {WeightFormat::kBF16};
+    const WeightCase format = {WeightFormat::kBF16};
     weights.gate_up.push_back(RealWeights(rng, format, up).Pack(executor));
     weights.down.push_back(RealWeights(rng, format, down).Pack(executor));
   }

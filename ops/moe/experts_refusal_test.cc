@@ -12,7 +12,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"

@@ -20,8 +20,10 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/ops/moe/reference_experts_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -47,7 +49,7 @@ struct Mixture {
 };
 
 struct MixtureShape {
-  FormatCase format;
+  WeightCase format;
   int64_t experts, hidden, inter;
   bool bias = false;
   bool exact = false;  // small integers
@@ -208,7 +210,7 @@ TEST_P(ExpertsTest, IsExactOnSmallIntegers) {
   spec.top_k = 3;
   spec.out = DType::kF32;
   spec.activation = Act::kNone;
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     if (format.format == WeightFormat::kI8Channel) continue;  // rounds x
     SCOPED_TRACE(testing::Message() << format);
     const Mixture m = Make({format, 4, 32, 32, true, true}, spec);
@@ -244,7 +246,7 @@ TEST_P(ExpertsTest, IsWithinItsBound) {
 }
 
 TEST_P(ExpertsTest, EveryFormatIsWithinItsBound) {
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     if (format.zeros) continue;  // whose bound grows with the zero points
     Compare<BF, float>({format, 4, 64, 96, true}, Act::kSiluAndMul, 2, 5);
   }
@@ -258,7 +260,7 @@ TEST_P(ExpertsTest, WeighsTheInputInstead) {
 
 // y of a token is down of gate_up, in every format.
 TEST_P(ExpertsTest, EveryFormatGivesTheValuesOfItsLinears) {
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     for (const Act act : {Act::kGeluTanhAndMul, Act::kGelu}) {
       SCOPED_TRACE(testing::Message() << format << LinearActivationName(act));
       ExpertsSpec spec;
@@ -312,7 +314,7 @@ TEST_P(ExpertsTest, MapsExpertsAndLeavesOutThoseOfOtherRanks) {
 TEST_P(ExpertsTest, NeitherTheBatchNorWorkersChangeABit) {
   ExpertsSpec spec;
   spec.top_k = 4;
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     SCOPED_TRACE(testing::Message() << format);
     const Mixture m = Make({format, 7, 64, 96}, spec);
     const ExpertsPlan plan = Plan(m);

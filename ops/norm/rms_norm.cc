@@ -23,6 +23,7 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "span", spec.span, 1, spec.hidden));
   }
   QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", spec.eps, "finite eps"));
+  QUERN_RETURN_IF_ERROR(CheckFinite(kOp, "shift", spec.shift));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
@@ -113,7 +114,7 @@ RmsNormScale RmsNormPlan::ScaleOf(const AnyTensorView& weight, int64_t rows,
                                   bool may_stream) const {
   RmsNormScale scale = {};
   if (spec_.weight != NormWeight::kNone) scale.weight = weight.data();
-  scale.offset = spec_.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
+  scale.offset = spec_.weight == NormWeight::kOnePlus ? spec_.shift : 0.0f;
   const int64_t out_bytes =
       spec_.hidden * static_cast<int64_t>(SizeOf(spec_.out_dtype));
   scale.stream = out_bytes >= kMinStreamRowBytes &&

@@ -8,8 +8,8 @@
 //   both:        out[t, i] = round(h[t, i] * w[i] / rms[t])
 //                rms[t] = sqrt(sum over i < span of h[t, i]^2 / span + eps)
 //
-//   kPlain    w = weight                rms_norm
-//   kOnePlus  w = 1 + weight, in f32    gemma_rms_norm
+//   kPlain    w = weight                    rms_norm
+//   kOnePlus  w = shift + weight, in f32    gemma_rms_norm, whose shift is 1
 //   kNone     w = 1; weight is not given
 //
 // span is `hidden`, or fewer columns for models that take the variance of a
@@ -43,6 +43,7 @@ struct RmsNormSpec {
   int64_t hidden = 0;  // elements of a row, >= 1
   float eps = 1e-6f;   // finite, >= 0
   NormWeight weight = NormWeight::kPlain;
+  float shift = 1.0f;               // of kOnePlus; finite
   NormSum sum = NormSum::kRounded;  // of ExecuteAdd
   int64_t span = 0;                 // in [1, hidden]; 0 means hidden
   // Each dtype is f32 or bf16; or x and residual are f16, and weight and out
@@ -72,8 +73,9 @@ struct RmsNormArgs {
 
 class RmsNormPlan {
  public:
-  // InvalidArgument unless 1 <= hidden < 2^59, if span is out of range, or if
-  // eps is negative, infinite or NaN. Unimplemented for other dtypes.
+  // InvalidArgument unless 1 <= hidden < 2^59, if span is out of range, if eps
+  // is negative, infinite or NaN, or shift is not finite. Unimplemented for
+  // other dtypes.
   static absl::StatusOr<RmsNormPlan> Create(const RmsNormSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".

@@ -138,7 +138,7 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
                                     float sum_squares, char* q) const {
   const RmsNormSpec& norm = spec_.norm;
   const int64_t n = norm.hidden;
-  scale.offset = norm.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
+  scale.offset = norm.weight == NormWeight::kOnePlus ? norm.shift : 0.0f;
   scale.scale =
       InverseRms(sum_squares, norm.SpanColumns(), norm.eps, h_dtype, h);
   const char* const next = static_cast<const char*>(scale.next);

@@ -31,11 +31,15 @@ struct ConvTokens {
   size_t x_stride;
   void* out;
   size_t out_stride;
-  void* state;  // width - 1 rows
+  // width - 1 rows of history: what is read, and what is written. `from` is
+  // the same place, or later rows of it, or the row before, or apart.
+  const void* from;
+  size_t from_stride;
+  void* state;
   size_t state_stride;
   size_t tokens;    // >= 1
   size_t channels;  // 1 <= channels <= kConvChannels
-  bool fresh;       // the history is zeros, and state is not read
+  bool fresh;       // the history is zeros, and `from` is not read
   // First rows of what is wanted next, in the same strides; or null.
   const void* next_state;
   const void* next_x;
@@ -47,6 +51,12 @@ struct CausalConv1dKernels {
   // weight[j][c] = w[c * width + j]
   void (*transpose)(const float* w, size_t channels, ConvWeights& weights);
   void (*run)(const ConvWeights& weights, const ConvTokens& tokens);
+  // rows[i * row_stride + c] = dense[c * stride + i] for i < width - 1, and
+  // back
+  void (*load_dense)(const void* dense, size_t stride, size_t channels,
+                     void* rows, size_t row_stride);
+  void (*store_dense)(const void* rows, size_t row_stride, size_t channels,
+                      void* dense, size_t stride);
 };
 
 // The kernels of the best instruction set this CPU supports. dtype: f32, bf16

@@ -122,12 +122,13 @@ void RunToken(const ConvWeights& weights, const ConvTokens& tokens) {
   const T* const next_state = static_cast<const T*>(tokens.next_state);
   for (size_t c = 0; c < tokens.channels; c += lanes) {
     const size_t n = HWY_MIN(lanes, tokens.channels - c);
+    const T* const from = static_cast<const T*>(tokens.from) + c;
     T* const state = static_cast<T*>(tokens.state) + c;
     Channel<kWidth, kSilu> channel(weights, c);
-    LoadHistory(state, stride, n, channel);
+    LoadHistory(from, tokens.from_stride, n, channel);
     const auto input = LoadUpTo(x + c, n);
     for (size_t r = 0; r + 2 < kWidth; ++r) {
-      CopyUpTo(state + (r + 1) * stride, state + r * stride, n);
+      CopyUpTo(from + (r + 1) * tokens.from_stride, state + r * stride, n);
     }
     // Before out is written, which may be x.
     CopyUpTo(x + c, state + (kWidth - 2) * stride, n);
@@ -165,8 +166,11 @@ void RunTokens(const ConvWeights& weights, const ConvTokens& tokens) {
     for (size_t c = 0; c < tokens.channels; c += lanes) {
       const size_t n = HWY_MIN(lanes, tokens.channels - c);
       Channel<kWidth, kSilu> channel(weights, c);
-      if (t > 0 || !tokens.fresh) {
+      if (t > 0) {
         LoadHistory(state + c, tokens.state_stride, n, channel);
+      } else if (!tokens.fresh) {
+        LoadHistory(static_cast<const T*>(tokens.from) + c, tokens.from_stride,
+                    n, channel);
       }
       const T* from = x + c;
       T* to = out + c;
@@ -184,12 +188,74 @@ void RunTokens(const ConvWeights& weights, const ConvTokens& tokens) {
   }
 }
 
+// The history of a channel side by side in memory. Without further elements
+// between channels, vectors of channels are transposed.
+template <typename T, size_t kWidth>
+void LoadDense(const void* dense, size_t stride, size_t channels, void* rows,
+               size_t row_stride) {
+  const hn::Rebind<CodeOf<T>, DF> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto* const from = static_cast<const CodeOf<T>*>(dense);
+  auto* const to = static_cast<CodeOf<T>*>(rows);
+  size_t c = 0;
+  for (; stride + 1 == kWidth && c + lanes <= channels; c += lanes) {
+    hn::Vec<decltype(d)> v0, v1, v2;
+    if constexpr (kWidth == 2) {
+      v0 = hn::LoadU(d, from + c);
+    } else if constexpr (kWidth == 3) {
+      hn::LoadInterleaved2(d, from + 2 * c, v0, v1);
+      hn::StoreU(v1, d, to + row_stride + c);
+    } else {
+      hn::LoadInterleaved3(d, from + 3 * c, v0, v1, v2);
+      hn::StoreU(v1, d, to + row_stride + c);
+      hn::StoreU(v2, d, to + 2 * row_stride + c);
+    }
+    hn::StoreU(v0, d, to + c);
+  }
+  for (; c < channels; ++c) {
+    for (size_t i = 0; i + 1 < kWidth; ++i) {
+      to[i * row_stride + c] = from[c * stride + i];
+    }
+  }
+}
+template <typename T, size_t kWidth>
+void StoreDense(const void* rows, size_t row_stride, size_t channels,
+                void* dense, size_t stride) {
+  const hn::Rebind<CodeOf<T>, DF> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto* const from = static_cast<const CodeOf<T>*>(rows);
+  auto* const to = static_cast<CodeOf<T>*>(dense);
+  size_t c = 0;
+  for (; stride + 1 == kWidth && c + lanes <= channels; c += lanes) {
+    const auto v0 = hn::LoadU(d, from + c);
+    if constexpr (kWidth == 2) {
+      hn::StoreU(v0, d, to + c);
+    } else if constexpr (kWidth == 3) {
+      const auto v1 = hn::LoadU(d, from + row_stride + c);
+      hn::StoreInterleaved2(v0, v1, d, to + 2 * c);
+    } else {
+      const auto v1 = hn::LoadU(d, from + row_stride + c);
+      const auto v2 = hn::LoadU(d, from + 2 * row_stride + c);
+      hn::StoreInterleaved3(v0, v1, v2, d, to + 3 * c);
+    }
+  }
+  for (; c < channels; ++c) {
+    for (size_t i = 0; i + 1 < kWidth; ++i) {
+      to[c * stride + i] = from[i * row_stride + c];
+    }
+  }
+}
+
 template <size_t kWidth, bool kSilu>
 void ChooseType(DType dtype, CausalConv1dKernels& kernels) {
   kernels.transpose = &Transpose<kWidth>;
   kernels.run = WithFloatType(dtype, [](auto type) {
     return &RunTokens<decltype(type), kWidth, kSilu>;
   });
+  kernels.load_dense = WithFloatType(
+      dtype, [](auto type) { return &LoadDense<decltype(type), kWidth>; });
+  kernels.store_dense = WithFloatType(
+      dtype, [](auto type) { return &StoreDense<decltype(type), kWidth>; });
 }
 
 template <bool kSilu>

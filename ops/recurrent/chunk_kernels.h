@@ -109,10 +109,10 @@ struct ChunkKernels {
                     size_t columns, float* t, size_t t_stride);
   // a[i] = exp(min(g[i], 0))
   void (*decay)(const float* g, size_t n, float* a);
-  // x[i] *= scale, divided by sqrt(sum of squares of the row + 1e-6) if l2.
-  // What follows the n floats of a row is zero up to a whole vector.
+  // x[i] *= scale, divided by sqrt(sum of squares of the row + eps) if l2. What
+  // follows the n floats of a row is zero up to a whole vector.
   void (*normalize)(float* x, size_t stride, size_t rows, size_t n, bool l2,
-                    float scale);
+                    float eps, float scale);
   void (*weigh)(const ChunkDecays& d);
   // to[i] = s[i] x[i] for each row
   void (*scale_rows)(const float* x, size_t stride, size_t rows, size_t n,

@@ -49,7 +49,7 @@ void DecayAll(const float* g, size_t n, float* a) {
   }
 }
 
-HWY_INLINE float InverseNorm(const float* x, size_t n) {
+HWY_INLINE float InverseNorm(const float* x, size_t n, float eps) {
   const DF d;
   auto sum = hn::Zero(d);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -57,15 +57,15 @@ HWY_INLINE float InverseNorm(const float* x, size_t n) {
     sum = hn::MulAdd(v, v, sum);
   }
   const hn::CappedTag<float, 1> d1;
-  const auto root = hn::Sqrt(hn::Set(d1, hn::ReduceSum(d, sum) + 1e-6f));
+  const auto root = hn::Sqrt(hn::Set(d1, hn::ReduceSum(d, sum) + eps));
   return 1.0f / hn::GetLane(root);
 }
 
 void Normalize(float* x, size_t stride, size_t rows, size_t n, bool l2,
-               float scale) {
+               float eps, float scale) {
   const DF d;
   for (size_t r = 0; r < rows; ++r, x += stride) {
-    const auto factor = hn::Set(d, l2 ? InverseNorm(x, n) * scale : scale);
+    const auto factor = hn::Set(d, l2 ? InverseNorm(x, n, eps) * scale : scale);
     for (size_t i = 0; i < n; i += hn::Lanes(d)) {
       hn::Store(hn::Mul(hn::Load(d, x + i), factor), d, x + i);
     }

@@ -7,6 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/recurrent/sequence_batch.h"
 
 namespace quern {
@@ -15,14 +20,33 @@ struct ChunkMemory {
   int64_t* sequences;  // numbers of the sequences that go by chunks
   uint8_t* workers;
 };
-// Room for `most` sequences, and `worker_bytes` for all workers together.
-// Nothing if no sequence goes by chunks.
+// Room for `most` sequences, and worker_bytes for each worker. Nothing if no
+// sequence goes by chunks.
 template <typename Allocator>
 ChunkMemory LayOutChunks(Allocator& allocator, int64_t most,
-                         int64_t worker_bytes) {
-  if (most == 0) return {};
-  return {allocator.template Allocate<int64_t>("sequences by chunks", most),
-          allocator.template Allocate<uint8_t>("chunks", worker_bytes)};
+                         int64_t worker_bytes, int workers) {
+  if (most == 0 || worker_bytes == 0) return {};
+  return {
+      allocator.template Allocate<int64_t>("sequences by chunks", most),
+      allocator.template Allocate<uint8_t>("chunks", workers * worker_bytes)};
+}
+
+// WorkspaceBytes of a plan in which sequences of `from` tokens or more go by
+// chunks; worker_bytes is 0 if none does.
+inline absl::StatusOr<int64_t> ChunkWorkspaceBytes(absl::string_view op,
+                                                   int64_t from,
+                                                   int64_t worker_bytes,
+                                                   int64_t max_tokens,
+                                                   int max_workers) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "max_tokens", max_tokens, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "max_workers", max_workers, 1));
+  WorkspaceLayout layout;
+  LayOutChunks(layout, max_tokens / from, worker_bytes, max_workers);
+  if (layout.overflow()) {
+    return InvalidArgument(op, "max_tokens=", max_tokens,
+                           ": the workspace exceeds 2^63 bytes");
+  }
+  return layout.bytes();
 }
 
 struct ChunkedSequences {
@@ -52,6 +76,24 @@ ChunkedSequences SplitSequences(const SequenceBatch& batch, int64_t* chunked,
     return length(a) != length(b) ? length(a) > length(b) : a < b;
   });
   return split;
+}
+
+// Lays out what ChunkWorkspaceBytes counted, and calls
+// by_chunks(sequences, count, memory of the workers) and
+// by_tokens(sequences, tokens), each unless it has no sequence.
+template <typename IsChunked, typename ByChunks, typename ByTokens>
+void RunSequences(const SequenceBatch& batch, int64_t most,
+                  int64_t worker_bytes, int workers, Workspace workspace,
+                  const IsChunked& is_chunked, const ByChunks& by_chunks,
+                  const ByTokens& by_tokens) {
+  const ChunkMemory memory =
+      LayOutChunks(workspace, most, worker_bytes, workers);
+  const ChunkedSequences split =
+      SplitSequences(batch, memory.sequences, is_chunked);
+  if (split.chunked > 0) {
+    by_chunks(memory.sequences, split.chunked, memory.workers);
+  }
+  if (split.others > 0) by_tokens(split.others, split.other_tokens);
 }
 
 }  // namespace quern

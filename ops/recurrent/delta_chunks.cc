@@ -81,14 +81,14 @@ void DeltaChunks::LoadTokens(const DeltaChunkUnit& unit, int64_t first,
     blocks_.load(ElementAt(args_.v, first + i, unit.head, unit.column),
                  static_cast<size_t>(unit.columns), s_.v + at * Wide(unit));
     s_.beta[i] = NumberAt(args_.beta, first + i, unit.head);
-    s_.g[i] = *reinterpret_cast<const float*>(
-        ElementAt(args_.g, first + i, unit.head));
+    s_.g[i] = NumberAt(args_.g, first + i, unit.head);
   }
   const auto tokens = static_cast<size_t>(n);
   const auto dk = static_cast<size_t>(spec_.dk);
   const bool l2 = spec_.norm == DeltaNorm::kL2;
-  if (l2) kernels_.normalize(s_.k, row_, tokens, dk, l2, 1.0f);
-  kernels_.normalize(s_.q, row_, tokens, dk, l2, spec_.scale);
+  const float eps = spec_.norm_eps;
+  if (l2) kernels_.normalize(s_.k, row_, tokens, dk, l2, eps, 1.0f);
+  kernels_.normalize(s_.q, row_, tokens, dk, l2, eps, spec_.scale);
 }
 
 void DeltaChunks::ScoresOfHead(int64_t n) {
@@ -130,11 +130,17 @@ void DeltaChunks::ScoresOfChannels(const DeltaChunkUnit& unit, int64_t first,
   for (int64_t i = 0; i < n; ++i) {
     const int64_t next = first + i + spec_.chunk;
     if (next < end) {
-      PrefetchL2(ElementAt(args_.g, next, unit.head), dk * sizeof(float));
+      PrefetchL2(ElementAt(args_.g, next, unit.head),
+                 dk * SizeOf(spec_.g_dtype));
     }
-    kernels_.decay(reinterpret_cast<const float*>(
-                       ElementAt(args_.g, first + i, unit.head)),
-                   dk, s_.decays + static_cast<size_t>(i) * row_);
+    const char* const at = ElementAt(args_.g, first + i, unit.head);
+    const auto* g = reinterpret_cast<const float*>(at);
+    float* const decays = s_.decays + static_cast<size_t>(i) * row_;
+    if (spec_.g_dtype != DType::kF32) {
+      LoadRow(gates_, at, spec_.dk, SizeOf(spec_.g_dtype), decays);
+      g = decays;
+    }
+    kernels_.decay(g, dk, decays);
   }
   ChannelChunk c = {};
   c.n = static_cast<size_t>(n);

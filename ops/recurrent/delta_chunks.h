@@ -88,11 +88,13 @@ class DeltaChunks {
   // All references outlive it.
   DeltaChunks(const DeltaRuleSpec& spec, const ChunkKernels& kernels,
               const RowBlockKernels& blocks, const RowBlockKernels& states,
-              const DeltaRuleArgs& args, const DeltaChunkScratch& scratch)
+              const RowBlockKernels& gates, const DeltaRuleArgs& args,
+              const DeltaChunkScratch& scratch)
       : spec_(spec),
         kernels_(kernels),
         blocks_(blocks),
         states_(states),
+        gates_(gates),
         args_(args),
         s_(scratch),
         row_(static_cast<size_t>(ChunkStride(spec.dk))),
@@ -115,6 +117,7 @@ class DeltaChunks {
   const ChunkKernels& kernels_;
   const RowBlockKernels& blocks_;
   const RowBlockKernels& states_;
+  const RowBlockKernels& gates_;
   const DeltaRuleArgs& args_;
   const DeltaChunkScratch s_;
   const size_t row_;     // stride of rows of dk

@@ -14,7 +14,7 @@
 //   kPerChannel   g has dk numbers for a head     KDA
 //
 // Value head h has key head h / (value_heads / key_heads). With kL2, q and k
-// are first divided by sqrt(sum of squares over dk + 1e-6).
+// are first divided by sqrt(sum of squares over dk + norm_eps).
 //
 // Token by token there are two sweeps over S, which is all that is large: one
 // gathers A = S^T (a k) and B = S^T (a q), the other writes a S + k d^T, where
@@ -24,6 +24,9 @@
 // which begin at its first token of the call: the d of a chunk are the solution
 // of a triangular system, and everything else is a product of matrices. See
 // delta_chunks.h.
+//
+// Drafts, whose states go to several slots (sequence_batch.h), go token by
+// token, whatever their number, and have the bits of decode steps.
 //
 // All arithmetic is in f32. Token by token the state is rounded to state_dtype
 // after every token, to nearest even, so a sequence that is cut into several
@@ -66,9 +69,11 @@ struct DeltaRuleSpec {
   DType dtype = DType::kF32;        // of q, k, v and out: f32, bf16 or f16
   DType state_dtype = DType::kF32;  // f32, bf16 or f16
   DType beta_dtype = DType::kF32;   // f32, bf16 or f16
+  DType g_dtype = DType::kF32;      // f32, bf16 or f16
   DeltaDecay decay = DeltaDecay::kPerHead;
   DeltaNorm norm = DeltaNorm::kNone;  // of q and k
   float scale = 0.0f;                 // of q; 0: 1 / sqrt(dk)
+  float norm_eps = 1e-6f;             // of kL2, >= 0
   int64_t null_slot = -1;             // state index of a sequence to skip
   // Tokens of a chunk: 8 to kMaxChunk; 1: every sequence goes token by token;
   // 0: the plan chooses.
@@ -79,7 +84,7 @@ struct DeltaRuleArgs {
   AnyTensorView q;      // [tokens, key_heads, dk]
   AnyTensorView k;      // [tokens, key_heads, dk]
   AnyTensorView v;      // [tokens, value_heads, dv]
-  AnyTensorView g;      // f32 [tokens, value_heads], per channel with [.., dk]
+  AnyTensorView g;      // [tokens, value_heads], per channel with [.., dk]
   AnyTensorView beta;   // [tokens, value_heads]
   AnyTensorView state;  // [slots, value_heads, dk, dv]
   SequenceBatch batch;
@@ -115,9 +120,11 @@ class DeltaRulePlan {
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
   // the spec's; a state index that is out of range or given twice; starts that
-  // decrease or leave the tokens; a state that touches another tensor; out on
-  // anything but the elements of v.
+  // decrease or leave the tokens; drafts that CheckSequences refuses; a state
+  // that touches another tensor; out on anything but the elements of v.
   absl::Status CheckArgs(const DeltaRuleArgs& args) const;
+  // The same, where the caller makes g and beta in memory of its own.
+  absl::Status CheckArgsButGates(const DeltaRuleArgs& args) const;
 
   // Writes the slots that are named, and out for the tokens of all sequences:
   // zeros for a sequence whose index is null_slot. Tokens that no
@@ -130,7 +137,11 @@ class DeltaRulePlan {
   // neither on this division nor on the other sequences of the call. Cost: in
   // decode one read and one write of each state, at the rate of memory; by
   // chunks of C tokens 3 dk dv + C (dk + dv) multiply-adds for each token and
-  // value head.
+  // value head. Drafts read the state once and write those that are kept; what
+  // is between them stays in L1. So where memory is the limit n kept states
+  // take (1 + n) / 2 of the time of a decode step, and up to (1 + 2 n) / 2
+  // where a write first reads its lines. Drafts that keep one state cost a
+  // decode step until the arithmetic of their tokens takes longer.
   void Execute(const DeltaRuleArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 
@@ -149,6 +160,7 @@ class DeltaRulePlan {
   ChunkKernels chunks_;
   RowBlockKernels blocks_;
   RowBlockKernels states_;
+  RowBlockKernels gates_;
 };
 
 }  // namespace quern

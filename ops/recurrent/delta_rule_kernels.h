@@ -26,26 +26,40 @@ struct DeltaRuleToken {
   float beta;
 };
 
-// One token's step on a block of columns of a head.
+// One token's step on a block of columns of a head. Row strides are in
+// elements.
 struct DeltaRuleStep {
-  void* state;        // row 0 of the block, of the kernel's state dtype
-  size_t row_stride;  // elements from row to row
-  size_t rows;        // dk
-  size_t columns;     // 1 <= columns <= kDeltaColumns
+  // Row 0 of the block before the token and after it, of the kernel's state
+  // dtype. They are the same place or apart.
+  const void* from;
+  size_t from_stride;
+  void* to;
+  size_t to_stride;
+  size_t rows;     // dk
+  size_t columns;  // 1 <= columns <= kDeltaColumns
   // columns floats, in arrays of kDeltaColumns, aligned to 64 bytes. What is
   // behind them is computed on and not used.
   const float* v;
   float* out;
   const void* next;  // the block of the same shape that is wanted next, or null
+  size_t next_stride;
+};
+
+// What becomes of q and k first: division by their norms, with eps below the
+// root, if l2; q is multiplied by scale.
+struct DeltaRuleNorm {
+  bool l2;
+  float eps;
+  float scale;
 };
 
 struct DeltaRuleKernels {
   const char* target;
-  // token.q and token.k hold what the operator was given. Divides them by their
-  // norms if l2, multiplies q by scale, and computes a, ak, aq and kq. g: dk
-  // floats, or one if g_per_row is false.
-  void (*prepare)(const float* g, bool g_per_row, size_t dk, bool l2,
-                  float scale, DeltaRuleToken& token);
+  // token.q and token.k hold what the operator was given. Normalises them, and
+  // computes a, ak, aq and kq. g: dk floats, or one if g_per_row is false; it
+  // may be token.a.
+  void (*prepare)(const float* g, bool g_per_row, size_t dk,
+                  const DeltaRuleNorm& norm, DeltaRuleToken& token);
   void (*step)(const DeltaRuleToken& token, const DeltaRuleStep& step);
 };
 

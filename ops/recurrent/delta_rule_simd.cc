@@ -38,21 +38,21 @@ HWY_INLINE float Dot(const float* x, const float* y, size_t n) {
   return hn::ReduceSum(d, sum);
 }
 
-HWY_INLINE float InverseNorm(const float* x, size_t n) {
+HWY_INLINE float InverseNorm(const float* x, size_t n, float eps) {
   const hn::CappedTag<float, 1> d1;
-  const auto sum = hn::Set(d1, Dot(x, x, n) + 1e-6f);
+  const auto sum = hn::Set(d1, Dot(x, x, n) + eps);
   return 1.0f / hn::GetLane(hn::Sqrt(sum));
 }
 
-void Prepare(const float* g, bool g_per_row, size_t dk, bool l2, float scale,
-             DeltaRuleToken& token) {
+void Prepare(const float* g, bool g_per_row, size_t dk,
+             const DeltaRuleNorm& norm, DeltaRuleToken& token) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  if (l2) {
-    Scale(InverseNorm(token.k, dk), dk, token.k);
-    Scale(InverseNorm(token.q, dk), dk, token.q);
+  if (norm.l2) {
+    Scale(InverseNorm(token.k, dk, norm.eps), dk, token.k);
+    Scale(InverseNorm(token.q, dk, norm.eps), dk, token.q);
   }
-  Scale(scale, dk, token.q);
+  Scale(norm.scale, dk, token.q);
   token.kq = Dot(token.k, token.q, dk);
   auto a = Decay(DF(), hn::Set(d, g[0]));
   for (size_t i = 0; i < dk; i += lanes) {
@@ -112,7 +112,7 @@ template <typename S>
 struct Ahead {
   HWY_INLINE explicit Ahead(const DeltaRuleStep& step)
       : row(static_cast<const S*>(step.next)),
-        stride(step.row_stride),
+        stride(step.next_stride),
         bytes(step.columns * sizeof(S)),
         left(row == nullptr ? 0 : step.rows) {}
   HWY_INLINE void Row() {
@@ -136,8 +136,9 @@ HWY_INLINE void Gather(const DeltaRuleToken& token, const DeltaRuleStep& step,
     hn::Store(hn::Zero(d), d, a + c);
     hn::Store(hn::Zero(d), d, b + c);
   }
-  const S* s = static_cast<const S*>(step.state);
-  for (size_t i = 0; i < step.rows; i += 4, s += 4 * step.row_stride) {
+  const S* s = static_cast<const S*>(step.from);
+  const size_t stride = step.from_stride;
+  for (size_t i = 0; i < step.rows; i += 4, s += 4 * stride) {
     const float* const ak = token.ak + i;
     const float* const aq = token.aq + i;
     const size_t rows = HWY_MIN(step.rows - i, size_t{4});
@@ -146,25 +147,22 @@ HWY_INLINE void Gather(const DeltaRuleToken& token, const DeltaRuleStep& step,
     size_t c = 0;
     if (rows == 4) {
       for (; c + lanes <= columns; c += lanes) {
-        GatherRows<false>(s + c, step.row_stride, 4, lanes, ak, aq, a + c,
-                          b + c);
+        GatherRows<false>(s + c, stride, 4, lanes, ak, aq, a + c, b + c);
       }
     }
     for (; c + lanes <= columns; c += lanes) {
-      GatherRows<false>(s + c, step.row_stride, rows, lanes, ak, aq, a + c,
-                        b + c);
+      GatherRows<false>(s + c, stride, rows, lanes, ak, aq, a + c, b + c);
     }
     if (c < columns) {
-      GatherRows<true>(s + c, step.row_stride, rows, columns - c, ak, aq, a + c,
-                       b + c);
+      GatherRows<true>(s + c, stride, rows, columns - c, ak, aq, a + c, b + c);
     }
   }
 }
 
-// Row i becomes a[i] s[i, c] + k[i] delta[c].
+// to[c] = a s[c] + k delta[c], where `to` may be s.
 template <typename S>
-HWY_INLINE void UpdateRow(S* s, size_t columns, float a, float k,
-                          const float* delta) {
+HWY_INLINE void UpdateRow(const S* s, size_t columns, float a, float k,
+                          const float* delta, S* to) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const auto va = hn::Set(d, a);
@@ -174,12 +172,12 @@ HWY_INLINE void UpdateRow(S* s, size_t columns, float a, float k,
     const auto x0 = hn::Mul(vk, hn::Load(d, delta + c));
     const auto x1 = hn::Mul(vk, hn::Load(d, delta + c + lanes));
     StoreF32x2(hn::MulAdd(va, LoadF32(d, s + c), x0),
-               hn::MulAdd(va, LoadF32(d, s + c + lanes), x1), d, s + c);
+               hn::MulAdd(va, LoadF32(d, s + c + lanes), x1), d, to + c);
   }
   for (; c < columns; c += lanes) {
     const size_t n = HWY_MIN(lanes, columns - c);
     const auto x = hn::Mul(vk, hn::Load(d, delta + c));
-    StoreNF32(hn::MulAdd(va, LoadNF32(d, s + c, n), x), d, s + c, n);
+    StoreNF32(hn::MulAdd(va, LoadNF32(d, s + c, n), x), d, to + c, n);
   }
 }
 
@@ -199,10 +197,13 @@ void Step(const DeltaRuleToken& token, const DeltaRuleStep& step) {
     hn::Store(delta, d, a + c);
     hn::Store(hn::MulAdd(kq, delta, hn::Load(d, b + c)), d, step.out + c);
   }
-  S* s = static_cast<S*>(step.state);
-  for (size_t i = 0; i < step.rows; ++i, s += step.row_stride) {
+  const S* s = static_cast<const S*>(step.from);
+  S* to = static_cast<S*>(step.to);
+  for (size_t i = 0; i < step.rows; ++i) {
     if (i % 2 == 0) ahead.Row();
-    UpdateRow(s, step.columns, token.a[i], token.k[i], a);
+    UpdateRow(s, step.columns, token.a[i], token.k[i], a, to);
+    s += step.from_stride;
+    to += step.to_stride;
   }
 }
 

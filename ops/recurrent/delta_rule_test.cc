@@ -126,6 +126,28 @@ TEST_P(DeltaRuleTest, AgreesWithTheRecurrenceInDouble) {
   }
 }
 
+// Decode steps and a prompt that goes by chunks.
+TEST_P(DeltaRuleTest, TakesGatesOf16BitsAndAnotherEpsilon) {
+  TestRng rng;
+  const Sequences sequences = {{4, 1, 0}, {0, 3, 4, 23}, {1, 1, 0}};
+  for (const DType gates : kFloats) {
+    for (const DeltaDecay decay :
+         {DeltaDecay::kPerHead, DeltaDecay::kPerChannel}) {
+      DeltaRuleSpec spec = Spec(2, 4, 21, 35);
+      spec.g_dtype = gates;
+      spec.beta_dtype = gates;
+      spec.decay = decay;
+      spec.norm = DeltaNorm::kL2;
+      spec.norm_eps = 0.75f;
+      const auto values = DeltaRuleData::Random(spec, 23, 6, rng);
+      const DeltaRuleData data(spec, 23, 6, values);
+      const Doubles before = data.state().doubles();
+      Run(Plan(spec), data, sequences);
+      data.ExpectResults(sequences, before);
+    }
+  }
+}
+
 // One call, token by token, other cuts; other neighbours; other workers.
 TEST_P(DeltaRuleTest, CutsBatchesAndWorkersChangeNoBit) {
   TestRng rng;

@@ -14,8 +14,8 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/reference_delta_rule_testutil.h"
 #include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/reference_delta_rule_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 
@@ -35,9 +35,10 @@ class DeltaRuleData {
         q_(Make(spec.dtype, values.q, tokens, spec.key_heads * spec.dk, pad)),
         k_(Make(spec.dtype, values.k, tokens, spec.key_heads * spec.dk, pad)),
         v_(Make(spec.dtype, values.v, tokens, spec.value_heads * spec.dv, pad)),
-        g_(Make(DType::kF32, values.g, tokens, spec.value_heads * per_head(),
+        g_(Make(spec.g_dtype, values.g, tokens, spec.value_heads * per_head(),
                 pad)),
-        beta_(Make(DType::kF32, values.beta, tokens, spec.value_heads, pad)),
+        beta_(
+            Make(spec.beta_dtype, values.beta, tokens, spec.value_heads, pad)),
         state_(Make(spec.state_dtype, values.state,
                     slots * spec.value_heads * spec.dk, spec.dv, pad)),
         out_(spec.dtype, tokens, spec.value_heads * spec.dv,
@@ -164,7 +165,7 @@ class DeltaRuleData {
         s.state_dtype, s.norm == DeltaNorm::kL2,
         s.scale == 0 ? 1 / std::sqrt(static_cast<double>(s.dk))
                      : double{s.scale},
-        Chunk(end - begin));
+        Chunk(end - begin), double{s.norm_eps});
     const Doubles q = q_.doubles(), k = k_.doubles(), v = v_.doubles();
     const Doubles g = g_.doubles(), beta = beta_.doubles();
     const int64_t key = h / (s.value_heads / s.key_heads);

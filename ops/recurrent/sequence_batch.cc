@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "quern/core/algorithms/distinct.h"
 #include "quern/core/check_args.h"
-#include "quern/core/distinct.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/check_indices.h"
 
@@ -58,19 +58,169 @@ absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
   return absl::OkStatus();
 }
 
+// A list of the batch that may be left out has as many numbers as it needs.
+absl::Status CheckCount(absl::string_view op, absl::string_view field,
+                        const SequenceBatch& batch, int64_t size,
+                        int64_t columns) {
+  if (size == 0 || size == batch.sequences() * columns) return absl::OkStatus();
+  return CheckEqual(op, field, size, batch.sequences() * columns,
+                    absl::StrCat(batch.indices_name, " has sequences"));
+}
+
+absl::Status CheckAccepted(absl::string_view op, const SequenceBatch& batch,
+                           int64_t places) {
+  const IndexView accepted = batch.num_accepted_tokens;
+  QUERN_RETURN_IF_ERROR(
+      CheckCount(op, "num_accepted_tokens", batch, accepted.size(), 1));
+  for (int64_t s = 0; s < accepted.size(); ++s) {
+    if (accepted[s] < 0 || accepted[s] > places) {
+      return InvalidArgument(op, "num_accepted_tokens[", s, "]=", accepted[s],
+                             "; need 0 <= accepted <= ", places,
+                             ", as so many states of a sequence are kept");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The slots that a batch with drafts takes: a row for each sequence, its tokens
+// that may have a destination of their own.
+class DraftSlots {
+ public:
+  DraftSlots(const SequenceBatch& batch, int64_t null_slot)
+      : batch_(batch),
+        null_slot_(null_slot),
+        columns_(batch.destination_indices.size() > 0
+                     ? batch.destination_columns
+                     : batch.columns) {}
+
+  int64_t columns() const { return columns_; }
+  int64_t size() const { return batch_.sequences() * columns_; }
+  int64_t tokens(int64_t s) const { return batch_.end(s) - batch_.begin(s); }
+  bool used(int64_t s) const {
+    return tokens(s) > 0 && batch_.source(s) != null_slot_;
+  }
+  // The destination in column j of sequence s; -1 where it has none.
+  int64_t At(int64_t s, int64_t j) const {
+    if (!used(s) || j >= tokens(s)) return -1;
+    const int64_t token = columns_ == 1 ? tokens(s) - 1 : j;
+    const int64_t slot = batch_.destination(s, token, null_slot_);
+    return slot == null_slot_ ? -1 : slot;
+  }
+  // Whether a token of sequence s leaves its state in `slot`.
+  bool Has(int64_t s, int64_t slot) const {
+    for (int64_t j = 0; j < columns_; ++j) {
+      if (At(s, j) == slot) return true;
+    }
+    return false;
+  }
+  const char* name() const {
+    return batch_.destination_indices.size() > 0 ? batch_.destinations_name
+                                                 : batch_.indices_name;
+  }
+
+ private:
+  const SequenceBatch& batch_;
+  const int64_t null_slot_;
+  const int64_t columns_;
+};
+
+// Starts and accepted tokens are right.
+absl::Status CheckDraftRange(absl::string_view op, const SequenceBatch& batch,
+                             const DraftSlots& drafts, int64_t slots,
+                             int64_t null_slot) {
+  const auto bad = [&](int64_t slot) {
+    return (slot < 0 || slot >= slots) && slot != null_slot;
+  };
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const int64_t tokens = drafts.tokens(s), source = batch.source(s);
+    if (tokens == 0) continue;
+    if (bad(source)) {
+      return InvalidArgument(op, batch.indices_name, ": sequence ", s,
+                             " begins from slot ", source,
+                             "; need 0 <= index < ", slots);
+    }
+    if (source == null_slot) continue;
+    if (drafts.columns() > 1 && tokens > drafts.columns()) {
+      return InvalidArgument(op, "sequence ", s, " has ", tokens, " tokens; ",
+                             drafts.name(), " has ", drafts.columns(),
+                             " slots for it");
+    }
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int64_t slot = batch.destination(s, i, null_slot);
+      if (!bad(slot)) continue;
+      return InvalidArgument(op, drafts.name(), ": token ", i, " of sequence ",
+                             s, " has slot ", slot, "; need 0 <= index < ",
+                             slots);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDraftsDistinct(absl::string_view op,
+                                 const SequenceBatch& batch,
+                                 const DraftSlots& drafts) {
+  const int64_t columns = drafts.columns();
+  int64_t taken = -1;  // a sequence that begins from another's destination
+  const auto slot = [&](size_t i) {
+    const auto at = static_cast<int64_t>(i);
+    return drafts.At(at / columns, at % columns);
+  };
+  const int64_t twice = FindTwice<kWindow>(
+      static_cast<size_t>(drafts.size()), slot, [&](const auto& window) {
+        for (int64_t s = 0; s < batch.sequences(); ++s) {
+          const int64_t source = batch.source(s);
+          if (drafts.used(s) && window.Covers(source) &&
+              window.Contains(source) && !drafts.Has(s, source)) {
+            taken = s;
+          }
+        }
+      });
+  if (twice != kNoNumber) {
+    return InvalidArgument(op, drafts.name(), ": slot ", twice,
+                           " is given twice; need a slot for each token");
+  }
+  if (taken < 0) return absl::OkStatus();
+  return InvalidArgument(op, batch.indices_name, ": sequence ", taken,
+                         " begins from slot ", batch.source(taken),
+                         ", where another leaves a state");
+}
+
+absl::Status CheckDrafts(absl::string_view op, const SequenceBatch& batch,
+                         int64_t slots, int64_t null_slot) {
+  const IndexView all = batch.state_indices;
+  if (all.null() && all.size() > 0) {
+    return InvalidArgument(op, batch.indices_name, " is null");
+  }
+  const DraftSlots drafts(batch, null_slot);
+  QUERN_RETURN_IF_ERROR(CheckCount(op, batch.destinations_name, batch,
+                                   batch.destination_indices.size(),
+                                   batch.destination_columns));
+  QUERN_RETURN_IF_ERROR(CheckDraftRange(op, batch, drafts, slots, null_slot));
+  return CheckDraftsDistinct(op, batch, drafts);
+}
+
 }  // namespace
 
 absl::Status CheckSequences(absl::string_view op, const SequenceBatch& batch,
-                            int64_t tokens, int64_t slots, int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(CheckIndices(op, batch.indices_name, "index",
-                                     batch.state_indices, slots, null_slot));
+                            int64_t tokens, int64_t slots, int64_t null_slot,
+                            int64_t places) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "columns", batch.columns, 1));
+  if (batch.state_indices.size() % batch.columns != 0) {
+    return InvalidArgument(op, batch.indices_name, " has ",
+                           batch.state_indices.size(),
+                           " numbers; need rows of ", batch.columns);
+  }
+  if (!batch.drafts()) {
+    QUERN_RETURN_IF_ERROR(CheckIndices(op, batch.indices_name, "index",
+                                       batch.state_indices, slots, null_slot));
+  }
   QUERN_RETURN_IF_ERROR(CheckStarts(op, batch, tokens));
   const auto initial = static_cast<int64_t>(batch.has_initial_state.size());
-  if (initial != 0 && initial != batch.sequences()) {
-    return CheckEqual(op, "has_initial_state", initial, batch.sequences(),
-                      absl::StrCat(batch.indices_name, " has sequences"));
-  }
-  return CheckDistinct(op, batch, null_slot);
+  QUERN_RETURN_IF_ERROR(CheckCount(op, "has_initial_state", batch, initial, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckAccepted(op, batch, places == 0 ? batch.columns : places));
+  return batch.drafts() ? CheckDrafts(op, batch, slots, null_slot)
+                        : CheckDistinct(op, batch, null_slot);
 }
 
 absl::Status CheckBatchApart(absl::string_view op, const SequenceBatch& batch,
@@ -80,6 +230,12 @@ absl::Status CheckBatchApart(absl::string_view op, const SequenceBatch& batch,
                                    batch.state_indices.tensor(), field, view));
   QUERN_RETURN_IF_ERROR(CheckApart(
       op, "query_start_loc", batch.query_start_loc.tensor(), field, view));
+  QUERN_RETURN_IF_ERROR(CheckApart(op, batch.destinations_name,
+                                   batch.destination_indices.tensor(), field,
+                                   view));
+  QUERN_RETURN_IF_ERROR(CheckApart(op, "num_accepted_tokens",
+                                   batch.num_accepted_tokens.tensor(), field,
+                                   view));
   return CheckApart(
       op, "has_initial_state",
       DenseVector(batch.has_initial_state.data(),

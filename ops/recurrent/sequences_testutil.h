@@ -16,6 +16,11 @@ struct Sequences {
   std::vector<int64_t> slots;
   std::vector<int32_t> starts;  // empty: decode
   std::vector<uint8_t> has_initial_state;
+  // Drafts, as SequenceBatch has them.
+  int64_t columns = 1;
+  std::vector<int64_t> destinations = {};
+  int64_t destination_columns = 0;
+  std::vector<int32_t> accepted = {};
 
   SequenceBatch batch() const {
     SequenceBatch b;
@@ -26,6 +31,16 @@ struct Sequences {
           DenseVector(starts.data(), static_cast<int64_t>(starts.size()));
     }
     b.has_initial_state = has_initial_state;
+    b.columns = columns;
+    if (!destinations.empty()) {
+      b.destination_indices = DenseVector(
+          destinations.data(), static_cast<int64_t>(destinations.size()));
+      b.destination_columns = destination_columns;
+    }
+    if (!accepted.empty()) {
+      b.num_accepted_tokens =
+          DenseVector(accepted.data(), static_cast<int64_t>(accepted.size()));
+    }
     return b;
   }
 };

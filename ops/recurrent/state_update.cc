@@ -7,8 +7,8 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/check_args.h"
 #include "quern/core/math_util.h"
-#include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/threads/parallel_rows.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/chunked_sequences.h"
@@ -24,6 +24,10 @@ constexpr int64_t kMostRows = static_cast<int64_t>(kStateRows);
 // Where heads are few.
 constexpr int64_t kFewRows = 64;
 static_assert(kStateRows == kRowBlock && kFewRows % 16 == 0, "whole blocks");
+
+// Floats of a block of drafts: half of L1, as a token reads one and writes one.
+constexpr int64_t kDraftFloats = 4096;
+static_assert(kDraftFloats >= StateUpdatePlan::kMaxState, "a row or more");
 
 // All tokens of a sequence, on some rows of a head: a unit of work.
 struct Unit {
@@ -49,7 +53,7 @@ class Run {
     const SequenceBatch& batch = args_.batch;
     const int64_t begin = batch.begin(unit.sequence);
     const int64_t end = batch.end(unit.sequence);
-    const int64_t slot = batch.state_indices[unit.sequence];
+    const int64_t slot = batch.source(unit.sequence);
     if (slot == spec_.null_slot) {
       for (int64_t t = begin; t < end; ++t) {
         ZeroRows(ElementAt(args_.out, t, unit.head, unit.row), 1,
@@ -59,8 +63,8 @@ class Run {
     }
     if (begin == end) return;
     StateUpdateStep step = {};
-    step.state = ElementAt(args_.state, slot, unit.head, unit.row);
-    step.row_stride = static_cast<size_t>(RowStride(args_.state));
+    step.to = ElementAt(args_.state, slot, unit.head, unit.row);
+    step.to_stride = static_cast<size_t>(RowStride(args_.state));
     step.rows = static_cast<size_t>(unit.rows);
     step.n = static_cast<size_t>(spec_.d_state);
     step.b = b_;
@@ -69,12 +73,18 @@ class Run {
     step.x = x_;
     step.y = y_;
     LoadHead(unit, step);
-    if (batch.fresh(unit.sequence)) {
-      const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
-      ZeroRows(static_cast<char*>(step.state), unit.rows,
-               spec_.d_state * element, RowStride(args_.state) * element);
+    for (int64_t t = begin; t < end; ++t) {
+      step.from = step.to, step.from_stride = step.to_stride;
+      if (batch.drafts()) SetDestination(unit, t - begin, step);
+      if (t == begin && batch.fresh(unit.sequence)) {
+        const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
+        const auto stride = static_cast<int64_t>(step.to_stride) * element;
+        ZeroRows(static_cast<char*>(step.to), unit.rows,
+                 spec_.d_state * element, stride);
+        step.from = step.to, step.from_stride = step.to_stride;
+      }
+      DoToken(unit, t, step);
     }
-    for (int64_t t = begin; t < end; ++t) DoToken(unit, t, step);
   }
 
  private:
@@ -88,6 +98,17 @@ class Run {
     } else {
       std::fill(to, to + kStateRows, *from);
     }
+  }
+
+  // Where token i of the sequence leaves its state: in its slot, or in kept_.
+  void SetDestination(const Unit& unit, int64_t i, StateUpdateStep& step) {
+    const auto slot =
+        args_.batch.destination(unit.sequence, i, spec_.null_slot);
+    const bool kept = slot != spec_.null_slot;
+    step.to = kept ? ElementAt(args_.state, slot, unit.head, unit.row)
+                   : static_cast<void*>(kept_);
+    step.to_stride =
+        kept ? static_cast<size_t>(RowStride(args_.state)) : step.n;
   }
 
   // What a head has for all tokens.
@@ -147,6 +168,7 @@ class Run {
   alignas(64) float bias_[kStateRows];
   alignas(64) float delta_[kStateRows] = {};
   alignas(64) float y_[kStateRows] = {};
+  alignas(64) float kept_[kDraftFloats];  // a state that has no slot
 };
 
 }  // namespace
@@ -255,7 +277,7 @@ bool StateUpdatePlan::Chunked(const SequenceBatch& batch,
                               int64_t sequence) const {
   return spec_.chunk > 1 &&
          batch.end(sequence) - batch.begin(sequence) >= kChunkedFrom &&
-         batch.state_indices[sequence] != spec_.null_slot;
+         !batch.drafts() && batch.state_indices[sequence] != spec_.null_slot;
 }
 
 namespace {
@@ -272,7 +294,9 @@ StateChunkSize LargestUnit(const StateUpdateSpec& spec) {
           rows};
 }
 
+// Scratch of one worker; none where no sequence goes by chunks.
 int64_t WorkerBytes(const StateUpdateSpec& spec) {
+  if (spec.chunk <= 1) return 0;
   WorkspaceLayout layout;
   LayOutStateChunk(layout, spec, LargestUnit(spec));
   return layout.bytes();
@@ -282,38 +306,23 @@ int64_t WorkerBytes(const StateUpdateSpec& spec) {
 
 absl::StatusOr<int64_t> StateUpdatePlan::WorkspaceBytes(int64_t max_tokens,
                                                         int max_workers) const {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_tokens", max_tokens, 0));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
-  WorkspaceLayout layout;
-  if (spec_.chunk > 1) {
-    LayOutChunks(layout, max_tokens / kChunkedFrom,
-                 max_workers * WorkerBytes(spec_));
-  }
-  if (layout.overflow()) {
-    return InvalidArgument(kOp, "max_tokens=", max_tokens,
-                           ": the workspace exceeds 2^63 bytes");
-  }
-  return layout.bytes();
+  return ChunkWorkspaceBytes(kOp, kChunkedFrom, WorkerBytes(spec_), max_tokens,
+                             max_workers);
 }
 
 void StateUpdatePlan::Execute(const StateUpdateArgs& args, Workspace workspace,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
-  ChunkMemory memory = {};
-  if (spec_.chunk > 1) {
-    memory = LayOutChunks(workspace, args.x.extent(0) / kChunkedFrom,
-                          executor.num_workers() * WorkerBytes(spec_));
-  }
-  const ChunkedSequences split =
-      SplitSequences(args.batch, memory.sequences,
-                     [&](int64_t s) { return Chunked(args.batch, s); });
-  if (split.chunked > 0) {
-    ExecuteChunks(args, memory.sequences, split.chunked, memory.workers,
-                  executor);
-  }
-  if (split.others > 0) {
-    ExecuteTokens(args, split.others, split.other_tokens, executor);
-  }
+  RunSequences(
+      args.batch, args.x.extent(0) / kChunkedFrom, WorkerBytes(spec_),
+      executor.num_workers(), workspace,
+      [&](int64_t s) { return Chunked(args.batch, s); },
+      [&](int64_t* sequences, int64_t count, uint8_t* memory) {
+        ExecuteChunks(args, sequences, count, memory, executor);
+      },
+      [&](int64_t sequences, int64_t tokens) {
+        ExecuteTokens(args, sequences, tokens, executor);
+      });
 }
 
 // Each unit is a task.
@@ -354,7 +363,10 @@ void StateUpdatePlan::ExecuteTokens(const StateUpdateArgs& args,
   const bool enough =
       sequences * spec_.heads * DivCeil(spec_.head_dim, kMostRows) >=
       4 * executor.num_workers();
-  const int64_t rows = enough ? kMostRows : kFewRows;
+  int64_t rows = enough ? kMostRows : kFewRows;
+  if (args.batch.drafts()) {
+    rows = std::min(kFewRows, kDraftFloats / spec_.d_state);
+  }
   const int64_t blocks = DivCeil(spec_.head_dim, rows);
   const int64_t units = args.batch.sequences() * spec_.heads * blocks;
   // Sequences differ in length, so that prefill has more tasks to level out.

@@ -20,6 +20,9 @@
 // chunks, which begin at its first token of the call: everything is a product
 // of matrices then. See state_chunks.h.
 //
+// Drafts, whose states go to several slots (sequence_batch.h), go token by
+// token, whatever their number, and have the bits of decode steps.
+//
 // All arithmetic is in f32. Token by token the state is rounded to state_dtype
 // after every token, to nearest even, so a sequence that is cut into several
 // calls has the bits of one call, as long as every call has fewer than
@@ -117,8 +120,8 @@ class StateUpdatePlan {
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
   // the spec's; a state index that is out of range or given twice; starts that
-  // decrease or leave the tokens; a state that touches another tensor; out on
-  // anything but the elements of x or z.
+  // decrease or leave the tokens; drafts that CheckSequences refuses; a state
+  // that touches another tensor; out on anything but the elements of x or z.
   absl::Status CheckArgs(const StateUpdateArgs& args) const;
 
   // Writes the slots that are named, and out for the tokens of all sequences:
@@ -132,7 +135,9 @@ class StateUpdatePlan {
   // of that, nor on the other sequences of the call. Cost: in decode one read
   // and one write of each state, at the rate of memory; by chunks of C tokens 2
   // head_dim d_state + C head_dim / 2 multiply-adds for each token and head,
-  // and C d_state / 2 for each token and group, or for every few heads.
+  // and C d_state / 2 for each token and group, or for every few heads. Drafts
+  // that keep n states cost (1 + n) / 2 to (1 + 2 n) / 2 decode steps where
+  // memory is the limit, as in delta_rule.h.
   void Execute(const StateUpdateArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

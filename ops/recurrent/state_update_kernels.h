@@ -12,12 +12,17 @@ namespace quern {
 // Rows of a state that one call takes at most.
 inline constexpr size_t kStateRows = 256;
 
-// One token's step on a block of rows of a head. Arrays of floats are aligned
+// One token's step on a block of rows of a head. Row strides are in elements.
+// Arrays of floats are aligned
 // to 64 bytes and end with a whole vector. What follows b and c in theirs is
 // zero; what follows the rows is computed on and not used.
 struct StateUpdateStep {
-  void* state;         // row 0 of the block, of the kernel's state dtype
-  size_t row_stride;   // elements from row to row
+  // Row 0 of the block before the token and after it, of the kernel's state
+  // dtype. They are the same place or apart.
+  const void* from;
+  size_t from_stride;
+  void* to;
+  size_t to_stride;
   size_t rows;         // 1 <= rows <= kStateRows
   size_t n;            // d_state
   const float* b;      // [n]

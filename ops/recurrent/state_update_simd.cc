@@ -60,7 +60,8 @@ void Finish(const float* dp, const float* x, const float* z, size_t rows,
   }
 }
 
-// A row of the state, with its decays: one for all, or a vector at a time.
+// A row of the state before the token and after it, with its decays: one for
+// all, or a vector at a time.
 template <bool kPerRow, typename S>
 struct Row {
   HWY_INLINE VF DecayAt(size_t i, size_t n) const {
@@ -81,7 +82,7 @@ struct Row {
   HWY_INLINE VF Full(size_t i, VF sum) const {
     const DF d;
     const auto next = New(LoadF32(d, s + i), i, hn::Lanes(d));
-    StoreF32(next, d, s + i);
+    StoreF32(next, d, to + i);
     return hn::MulAdd(next, hn::Load(d, c + i), sum);
   }
   // Two vectors, whose codes are made together.
@@ -90,19 +91,20 @@ struct Row {
     const size_t j = i + hn::Lanes(d);
     const auto next0 = New(LoadF32(d, s + i), i, hn::Lanes(d));
     const auto next1 = New(LoadF32(d, s + j), j, hn::Lanes(d));
-    StoreF32x2(next0, next1, d, s + i);
+    StoreF32x2(next0, next1, d, to + i);
     sum0 = hn::MulAdd(next0, hn::Load(d, c + i), sum0);
     sum1 = hn::MulAdd(next1, hn::Load(d, c + j), sum1);
   }
   HWY_INLINE VF Tail(size_t i, size_t n, VF sum) const {
     const DF d;
     const auto next = New(LoadNF32(d, s + i, n), i, n);
-    StoreNF32(next, d, s + i, n);
+    StoreNF32(next, d, to + i, n);
     // Behind the row, 0 times an infinite dx is NaN.
     const auto in_row = hn::IfThenElseZero(hn::FirstN(d, n), next);
     return hn::MulAdd(in_row, hn::Load(d, c + i), sum);
   }
-  S* s;
+  const S* s;
+  S* to;
   const float* a;
   const float* b;
   const float* c;
@@ -135,7 +137,8 @@ template <bool kPerRow, typename S>
 HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
   const DF d;
   Row<kPerRow, S> row;
-  row.s = static_cast<S*>(step.state);
+  row.s = static_cast<const S*>(step.from);
+  row.to = static_cast<S*>(step.to);
   row.a = step.a;
   row.b = step.b;
   row.c = step.c;
@@ -148,7 +151,8 @@ HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
     row.delta = hn::Set(d, step.delta[p]);
     row.dx = hn::Set(d, step.delta[p] * step.x[p]);
     step.y[p] = UpdateRow(row, step.n);
-    row.s += step.row_stride;
+    row.s += step.from_stride;
+    row.to += step.to_stride;
     if constexpr (kPerRow) row.a += step.a_stride;
   }
 }

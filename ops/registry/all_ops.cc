@@ -9,6 +9,7 @@
 #include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/families/attention/encoder_attention_ops.h"
 #include "quern/ops/registry/families/attention/mla_ops.h"
+#include "quern/ops/registry/families/attention/varlen_attention_ops.h"
 #include "quern/ops/registry/families/linear/conv_ops.h"
 #include "quern/ops/registry/families/linear/experts_ops.h"
 #include "quern/ops/registry/families/linear/linear_ops.h"
@@ -20,14 +21,20 @@
 #include "quern/ops/registry/families/rows/embedding_ops.h"
 #include "quern/ops/registry/families/rows/gate_ops.h"
 #include "quern/ops/registry/families/rows/gated_norm_ops.h"
+#include "quern/ops/registry/families/rows/logits_ops.h"
 #include "quern/ops/registry/families/rows/norm_ops.h"
 #include "quern/ops/registry/families/rows/quant_ops.h"
 #include "quern/ops/registry/families/rows/rope_ops.h"
 #include "quern/ops/registry/families/rows/rope_variant_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
+#include "quern/ops/registry/families/rows/speculation_ops.h"
+#include "quern/ops/registry/sglang/recurrent_ops.h"
+#include "quern/ops/registry/sglang/rows_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
+#include "quern/ops/registry/vllm/rows_ops.h"
+#include "quern/ops/registry/vllm/speculation_ops.h"
 
 namespace quern {
 namespace {
@@ -64,15 +71,25 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEncoderAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVarlenAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterLogitsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmRowsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangActivationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangNormOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangRouterOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangRopeOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangCopyOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangPackOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangDeltaRuleOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangConvOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
@@ -80,6 +97,9 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterGateOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSpeculationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmSpeculationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangSpeculationOps(registry));
   return RegisterRopeOps(registry);
 }
 

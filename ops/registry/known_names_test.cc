@@ -50,8 +50,9 @@ TEST(KnownNamesTest, AreRegisteredOrCalledMissing) {
   while (std::getline(file, line)) {
     if (!line.empty() && line[0] != '#') ExpectTold(registry, line, seen);
   }
-  // Seven of vLLM's CPU backend, 38 custom ops and layers, and SGLang's.
-  EXPECT_EQ(seen.size(), 7u + 38u + 13u);
+  // Names of vLLM's and SGLang's CPU backends, and of vLLM's custom ops and
+  // layers.
+  EXPECT_EQ(seen.size(), 118u);
 }
 
 // The text between the first two backquotes of a column.
@@ -81,7 +82,7 @@ TEST(KnownNamesTest, OtherNamesLeadToRegisteredOnes) {
     before = theirs;
     ++rows;
   }
-  EXPECT_GT(rows, 30) << kDocument << " lacks the table of other names";
+  EXPECT_GT(rows, 10) << kDocument << " lacks the table of other names";
 }
 
 }  // namespace

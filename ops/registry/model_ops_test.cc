@@ -359,5 +359,57 @@ TEST(SamplingOpsTest, SamplesEachRowAsTheStepSays) {
   ExpectRefusal(op->op->CheckArgs(tensors), "params.size=0; need 2");
 }
 
+TEST(SamplingOpsTest, AdjustsLogitsAsTheReferenceDoes) {
+  constexpr int64_t kVocab = 40;
+  TestRng rng;
+  const Floats before = UniformReals<float>(rng, 2 * kVocab, -9, 9);
+  OpRegistry registry;
+  ASSERT_EQ(RegisterSamplingOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const std::vector<int32_t> mask = {-2, 0x7f}, rows = {-1, 0}, ids = {1, 5, 2};
+  const std::vector<int32_t> starts = {0, 2, 3}, counts = {2, 0, 1};
+  const std::vector<float> penalty = {1.5f, 0.7f};
+  const auto ints = [](int64_t n) { return TensorMeta{DType::kI32, {n}}; };
+  const TensorMeta floats = {DType::kF32, {2}};
+  const NamedArgs args = {{"logits", TensorMeta{DType::kF32, {2, kVocab}}},
+                          {"bitmask", TensorMeta{DType::kI32, {1, 2}}},
+                          {"mask_rows", ints(2)},
+                          {"output_ids", ints(3)},
+                          {"output_counts", ints(3)},
+                          {"output_starts", ints(3)},
+                          {"repetition", floats},
+                          {"presence", floats},
+                          {"frequency", floats}};
+  Floats results[2];
+  for (const int reference : {0, 1}) {
+    const auto op = ops.MakeFrom(reference == 1 ? "reference" : "simd",
+                                 "adjust_logits", args);
+    ASSERT_TRUE(op.ok()) << op.status();
+    Floats logits = before;
+    std::vector<AnyTensorView> tensors;
+    const auto list = [](const std::vector<int32_t>& v) {
+      return DenseVector(v.data(), static_cast<int64_t>(v.size()));
+    };
+    const auto of_rows = DenseVector(penalty.data(), 2);
+    ASSERT_EQ(op->Bind({{"logits", DenseMatrix(logits.data(), 2, kVocab)},
+                        {"bitmask", DenseMatrix(mask.data(), 1, 2)},
+                        {"mask_rows", list(rows)},
+                        {"output_ids", list(ids)},
+                        {"output_counts", list(counts)},
+                        {"output_starts", list(starts)},
+                        {"repetition", of_rows},
+                        {"presence", of_rows},
+                        {"frequency", of_rows}},
+                       tensors),
+              absl::OkStatus());
+    ASSERT_EQ(op->CheckArgs(tensors), absl::OkStatus());
+    InlineExecutor executor;
+    op->op->Execute(tensors, executor);
+    results[reference] = logits;
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_NE(results[0], before);
+}
+
 }  // namespace
 }  // namespace quern

@@ -231,8 +231,8 @@ class OpDeclaration {
   }
   // A member whose value the call tells before the tensors that are named
   // later, which must then agree with it.
-  template <class M>
-  OpDeclaration& Known(M Spec::*to, M (*value)(const OpCall&)) {
+  template <class M, class Owner>
+  OpDeclaration& Known(M Owner::*to, M (*value)(const OpCall&)) {
     table_->steps.push_back(
         [to, value](OpSpec<Spec>& filled, const OpCall& call) {
           filled.Fill(OpField<Spec, M>(to), value(call));

@@ -1,5 +1,6 @@
 #include "quern/ops/registry/op_dispatcher.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -106,6 +107,62 @@ TEST(OpDispatcherTest, TakesTheFirstThatIsImplemented) {
   const auto bf16 = ops.Make("first", Args(DType::kBF16));
   ASSERT_TRUE(bf16.ok());
   EXPECT_EQ(bf16->provider, "onednn");
+}
+
+// Copies x to out, but refuses an x that begins with a negative number.
+class Picky final : public BoundOp {
+ public:
+  const char* target() const override { return "scalar"; }
+  absl::Status CheckArgs(absl::Span<const AnyTensorView> t) const override {
+    if (*static_cast<const float*>(t[0].data()) >= 0) return absl::OkStatus();
+    return absl::InvalidArgumentError("first: x is negative");
+  }
+  void Execute(absl::Span<const AnyTensorView> t, Workspace workspace,
+               Executor&) const noexcept override {
+    auto* const out = static_cast<float*>(t[1].mutable_data());
+    std::copy_n(static_cast<const float*>(t[0].data()), 6, out);
+    out[0] += static_cast<float>(workspace.bytes_left());
+  }
+};
+Bound MakePicky(const TensorMeta&, double) {
+  return std::unique_ptr<BoundOp>(new Picky());
+}
+
+// An operator that does not override CheckAndExecute, as an embedder's: it
+// refuses what CheckArgs refuses, in the same words, and then writes nothing.
+// op_matrix_test.cc asks the same of every operator.
+TEST(OpDispatcherTest, ChecksAndExecutesInOneCall) {
+  OpRegistry registry = Registry();
+  ASSERT_EQ(registry.Override<&MakePicky>("first", "mine"), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const auto made = ops.Make("first", Args());
+  ASSERT_EQ(made.status(), absl::OkStatus());
+  alignas(64) uint8_t memory[64];
+  InlineExecutor executor;
+  float x[6] = {1, 2, 3, 4, 5, 6}, out[6];
+  const AnyTensorView xs = DenseMatrix<const float>(x, 2, 3);
+  const AnyTensorView outs = DenseMatrix(out, 2, 3);
+  const auto call = [&](const std::vector<AnyTensorView>& tensors) {
+    std::fill_n(out, 6, -7.0f);
+    const absl::Status status = made->CheckAndExecute(
+        tensors, Workspace(memory, sizeof(memory)), executor);
+    if (!status.ok()) {
+      EXPECT_EQ(status, made->CheckArgs(tensors));
+      EXPECT_EQ(std::count(out, out + 6, -7.0f), 6) << "wrote: " << status;
+    }
+    return status;
+  };
+  EXPECT_EQ(call({xs, outs}), absl::OkStatus());
+  EXPECT_EQ(std::vector<float>(out, out + 6),
+            (std::vector<float>{65, 2, 3, 4, 5, 6}));
+  // OpTensors::Check is the first to refuse, and the operator the second.
+  ExpectRefusal(call({xs}), "first: ");
+  ExpectRefusal(call({xs, DenseVector(out, 6)}), "first: out ");
+  ExpectRefusal(call({xs, DenseMatrix<const float>(out, 2, 3)}),
+                "first: out is read-only");
+  ExpectRefusal(call({outs, outs}), "first: out overlaps x");
+  x[0] = -1;
+  ExpectRefusal(call({xs, outs}), "first: x is negative");
 }
 
 TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/registry/all_ops_testutil.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -70,12 +71,17 @@ class OpMatrixTest : public testing::TestWithParam<std::string> {
 void OpMatrixTest::TryInvalid(const MatrixOp& op, const MadeOp& any,
                               const StepChange& change) {
   const StepTensors step(op, change);
+  const std::vector<std::vector<uint8_t>> before = step.Read();
   ++refused_;
+  const absl::Status refusal = any.CheckArgs(step.views());
   for (const absl::Status& status :
-       {any.CheckArgs(step.views()), any.Prepare(step.views(), executor_)}) {
+       {refusal, any.Prepare(step.views(), executor_)}) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_TRUE(IsRefusalOf(op.name, status));
   }
+  if (refusal.ok()) return;
+  EXPECT_EQ(any.CheckAndExecute(step.views(), Workspace(), executor_), refusal);
+  EXPECT_EQ(step.Read(), before) << "a refused step wrote: " << refusal;
 }
 
 MadeOp OpMatrixTest::TwinOf(const MatrixOp& op, const StepChange& change) {
@@ -105,6 +111,11 @@ void OpMatrixTest::TryStep(const MatrixOp& op, const MadeOp& any,
   const StepTensors step(op, change);
   const std::vector<std::vector<uint8_t>> before = step.Read();
   const absl::Status status = RunStep(made, step.views(), executor_);
+  const absl::Status refusal = made.CheckArgs(step.views());
+  if (!refusal.ok()) {
+    EXPECT_EQ(made.CheckAndExecute(step.views(), Workspace(), executor_),
+              refusal);
+  }
   if (change.want == Want::kLikeDense) {
     EXPECT_EQ(status.ok(), dense_runs_) << status;
   }

@@ -1,12 +1,13 @@
 #include "quern/ops/rope/apply_rotary.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
 
 #include "absl/types/span.h"
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
+#include "quern/ops/load_row.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/rope/rotary_rows.h"
 
@@ -72,11 +73,85 @@ absl::Status ApplyRotaryPlan::CheckArgs(const AnyTensorView& x,
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
   const int64_t tokens = x.extent(x.rank() - 3);
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "cos", cos, spec_.table_dtype,
-                                   {tokens, spec_.head_dim / 2}));
+                                   {tokens, spec_.RowElements()}));
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "sin", sin, spec_.table_dtype,
-                                   {tokens, spec_.head_dim / 2}));
+                                   {tokens, spec_.RowElements()}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "cos", cos, "out", out));
   return CheckApart(kOp, "sin", sin, "out", out);
+}
+
+struct ApplyRotaryPlan::TokenRows {
+  alignas(64) float first[2 * kMaxMadeRotDim];
+  alignas(64) float second[2 * kMaxMadeRotDim];
+  bool equal;  // the second is not made
+};
+
+void ApplyRotaryPlan::MakeRows(const AnyTensorView& cos,
+                               const AnyTensorView& sin, int64_t t,
+                               TokenRows& rows) const {
+  // Whole rows, and room for the last vector that LoadRow stores.
+  alignas(64) float c[kMaxMadeRotDim + 64], s[kMaxMadeRotDim + 64];
+  const int64_t n = spec_.RowElements(), pairs = spec_.head_dim / 2;
+  const size_t size = SizeOf(spec_.table_dtype);
+  const auto load = [&](const AnyTensorView& table, float* row) {
+    const auto at = static_cast<size_t>(t * table.RowStride());
+    LoadRow(table_blocks_, static_cast<const char*>(table.data()) + at * size,
+            n, size, row);
+  };
+  load(cos, c);
+  load(sin, s);
+  const bool halves = spec_.style == RotaryStyle::kHalves;
+  rows.equal = true;
+  for (int64_t j = 0; j < pairs; ++j) {
+    int64_t a = j, b = j;
+    if (spec_.rows == RotaryRows::kEach) {
+      a = halves ? j : 2 * j;
+      b = halves ? pairs + j : 2 * j + 1;
+    }
+    SetRotaryPair(spec_.style, spec_.head_dim, j, c[a], s[a], rows.first);
+    // A NaN is not equal to itself, and pairs have one angle.
+    rows.equal = rows.equal && (a == b || (c[a] == c[b] && s[a] == s[b]));
+  }
+  if (rows.equal) return;
+  for (int64_t j = 0; j < pairs; ++j) {
+    const int64_t b = halves ? pairs + j : 2 * j + 1;
+    SetRotaryPair(spec_.style, spec_.head_dim, j, c[b], s[b], rows.second);
+  }
+}
+
+// The heads of token t of x[tokens, heads, head_dim]. Where an element of a
+// pair has an angle of its own, each head is rotated twice.
+void ApplyRotaryPlan::Rotate(const TokenRows& rows, const AnyTensorView& x,
+                             const AnyTensorView& out, int64_t t) const {
+  RotaryEmbeddingSpec heads;
+  heads.head_dim = heads.rot_dim = spec_.head_dim;
+  heads.style = spec_.style;
+  heads.dtype = spec_.dtype;
+  if (rows.equal) return RotateToken(kernels_, heads, rows.first, x, out, t);
+  const auto size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t n = spec_.head_dim;
+  alignas(64) char second[kMaxMadeRotDim * sizeof(float)];
+  const AnyTensorView seconds(spec_.dtype, static_cast<void*>(second), 3,
+                              {1, 1, n}, {n, n, 1});
+  const auto head = [&](const AnyTensorView& v, int64_t h) {
+    auto* const data = static_cast<char*>(const_cast<void*>(v.data()));
+    return data + (t * v.stride(0) + h * v.stride(1)) * size;
+  };
+  for (int64_t h = 0; h < x.extent(1); ++h) {
+    const AnyTensorView from(spec_.dtype, static_cast<const void*>(head(x, h)),
+                             3, {1, 1, n}, {n, n, 1});
+    char* const to = head(out, h);
+    RotateToken(kernels_, heads, rows.second, from, seconds, 0);
+    RotateToken(kernels_, heads, rows.first, from,
+                AnyTensorView(spec_.dtype, static_cast<void*>(to), 3, {1, 1, n},
+                              {n, n, 1}),
+                0);
+    const bool halves = spec_.style == RotaryStyle::kHalves;
+    for (int64_t j = 0; j < n / 2; ++j) {
+      const int64_t b = (halves ? n / 2 + j : 2 * j + 1) * size;
+      std::memcpy(to + b, second + b, static_cast<size_t>(size));
+    }
+  }
 }
 
 void ApplyRotaryPlan::Execute(const AnyTensorView& x, const AnyTensorView& cos,
@@ -85,41 +160,17 @@ void ApplyRotaryPlan::Execute(const AnyTensorView& x, const AnyTensorView& cos,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, cos, sin, out));
   if (IsEmpty(x)) return;
-  RotaryEmbeddingSpec heads;
-  heads.head_dim = heads.rot_dim = spec_.head_dim;
-  heads.style = spec_.style;
-  heads.dtype = spec_.dtype;
   const int64_t batch = x.rank() == 4 ? x.extent(0) : 1;
-  const int64_t tokens = x.extent(x.rank() - 3);
-  const int64_t half = spec_.head_dim / 2;
-  const int64_t table_size = static_cast<int64_t>(SizeOf(spec_.table_dtype));
-  const auto load = [&](const AnyTensorView& table, int64_t t, int64_t j,
-                        int64_t count, float* block) {
-    const int64_t at = t * table.RowStride() + j;
-    table_blocks_.load(static_cast<const char*>(table.data()) + at * table_size,
-                       static_cast<size_t>(count), block);
-  };
   // Workers share the tokens, because one row of cosines and sines serves all
   // batches.
-  ParallelRows(executor, tokens,
+  ParallelRows(executor, x.extent(x.rank() - 3),
                2 * batch * x.extent(x.rank() - 2) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {
-                 alignas(64) float c[kRowBlock], s[kRowBlock];
-                 alignas(64) float row[2 * kMaxMadeRotDim];
-                 constexpr int64_t kBlock = static_cast<int64_t>(kRowBlock);
+                 TokenRows rows;
                  for (int64_t t = begin; t < end; ++t) {
-                   for (int64_t j = 0; j < half; j += kBlock) {
-                     const int64_t count = std::min(kBlock, half - j);
-                     load(cos, t, j, count, c);
-                     load(sin, t, j, count, s);
-                     for (int64_t i = 0; i < count; ++i) {
-                       SetRotaryPair(spec_.style, spec_.head_dim, j + i, c[i],
-                                     s[i], row);
-                     }
-                   }
+                   MakeRows(cos, sin, t, rows);
                    for (int64_t b = 0; b < batch; ++b) {
-                     RotateToken(kernels_, heads, row, OfBatch(x, b),
-                                 OfBatch(out, b), t);
+                     Rotate(rows, OfBatch(x, b), OfBatch(out, b), t);
                    }
                  }
                });

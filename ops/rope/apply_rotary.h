@@ -9,8 +9,10 @@
 //   out[b, t, h, b'] = x[.., b'] * cos[t, j] + x[.., a] * sin[t, j]
 //
 // (a, b') is pair j of the style, as in ops/rope/rotary_embedding.h; the whole
-// head is rotated. Arithmetic is in f32, and the result is rounded once, to
-// nearest even, to the dtype of x.
+// head is rotated. With RotaryRows::kEach, cos and sin have an angle for each
+// element, and stand at a in the first equation and at b' in the second: cos[t,
+// a], sin[t, a], cos[t, b'], sin[t, b']. Arithmetic is in f32, and the result
+// is rounded once, to nearest even, to the dtype of x.
 
 #include <cstdint>
 
@@ -25,11 +27,20 @@
 
 namespace quern {
 
+// A row of cos and of sin has an angle for each pair, or for each element.
+enum class RotaryRows : uint8_t { kPairs, kEach };
+
 struct ApplyRotarySpec {
   int64_t head_dim = 0;  // even, 2 <= head_dim <= 1024
   RotaryStyle style = RotaryStyle::kHalves;
   DType dtype = DType::kF32;        // of x and out: f32, bf16 or f16
   DType table_dtype = DType::kF32;  // of cos and sin: f32, bf16 or f16
+  RotaryRows rows = RotaryRows::kPairs;
+
+  // The elements of a row of cos and of sin.
+  int64_t RowElements() const {
+    return rows == RotaryRows::kEach ? head_dim : head_dim / 2;
+  }
 };
 
 class ApplyRotaryPlan {
@@ -44,8 +55,9 @@ class ApplyRotaryPlan {
 
   // Whether Execute may be called with these arguments: x and out are [tokens,
   // heads, head_dim] or [batch, tokens, heads, head_dim]; cos and sin are
-  // [tokens, head_dim / 2]. out may be x itself, and must overlap neither cos
-  // nor sin. InvalidArgument names the argument.
+  // [tokens, head_dim / 2], or with kEach [tokens, head_dim]. out may be x
+  // itself, and must overlap neither cos nor sin. InvalidArgument names the
+  // argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& cos,
                          const AnyTensorView& sin,
                          const AnyTensorView& out) const;
@@ -58,7 +70,14 @@ class ApplyRotaryPlan {
                Executor& executor) const noexcept;
 
  private:
+  // The kernels' rows of a token: that of the first elements of the pairs, and
+  // with kEach that of the second ones.
+  struct TokenRows;
   explicit ApplyRotaryPlan(const ApplyRotarySpec& spec);
+  void MakeRows(const AnyTensorView& cos, const AnyTensorView& sin, int64_t t,
+                TokenRows& rows) const;
+  void Rotate(const TokenRows& rows, const AnyTensorView& x,
+              const AnyTensorView& out, int64_t t) const;
 
   ApplyRotarySpec spec_;
   RotaryEmbeddingKernels kernels_;

@@ -108,6 +108,96 @@ TEST_P(ApplyRotaryTest, TurnsByWhatIsGiven) {
   }
 }
 
+// The second element of each pair has an angle of its own, or the same one:
+// then the bits are those of rows with an angle for each pair.
+TEST_P(ApplyRotaryTest, TurnsEachElementByItsAngle) {
+  TestRng rng;
+  constexpr int64_t kTokens = 3, kHeads = 5;
+  for (const RotaryStyle style : {RotaryStyle::kHalves, RotaryStyle::kPairs}) {
+    for (const DType dtype : kDTypes) {
+      for (const int64_t n : {2, 34, 128, 540}) {
+        for (const bool equal : {false, true}) {
+          SCOPED_TRACE(testing::Message() << DTypeName(dtype) << n << equal);
+          ApplyRotarySpec spec;
+          spec.head_dim = n;
+          spec.style = style;
+          spec.dtype = dtype;
+          spec.rows = RotaryRows::kEach;
+          const auto plan = ApplyRotaryPlan::Create(spec);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_RAN_ON(*plan);
+          const auto first = [&](int64_t j) {
+            return style == RotaryStyle::kHalves ? j : 2 * j;
+          };
+          const auto second = [&](int64_t j) {
+            return style == RotaryStyle::kHalves ? n / 2 + j : 2 * j + 1;
+          };
+          std::vector<double> c(static_cast<size_t>(kTokens * n)), s = c;
+          std::vector<double> pair_c, pair_s;
+          for (int64_t t = 0; t < kTokens; ++t) {
+            for (int64_t j = 0; j < n / 2; ++j) {
+              const double angle = 0.37 * static_cast<double>(t * t + j);
+              const double other = equal ? angle : angle + 1;
+              const auto a = static_cast<size_t>(t * n + first(j));
+              const auto b = static_cast<size_t>(t * n + second(j));
+              c[a] = std::cos(angle);
+              s[a] = std::sin(angle);
+              c[b] = std::cos(other);
+              s[b] = std::sin(other);
+              pair_c.push_back(c[a]);
+              pair_s.push_back(s[a]);
+            }
+          }
+          const AnyMatrix cos(DType::kF32, c, kTokens, n, n + 1);
+          const AnyMatrix sin(DType::kF32, s, kTokens, n, n);
+          const int64_t cols = kHeads * n;
+          const AnyMatrix x(dtype,
+                            ToDoubles(UniformReals(rng, kTokens * cols, -3, 3)),
+                            kTokens, cols, cols + 3);
+          const AnyMatrix out(dtype, kTokens, cols, cols + 1);
+          const AnyTensorView xs = x.heads(kHeads, n, n);
+          const AnyTensorView outs = out.heads(kHeads, n, n);
+          ASSERT_EQ(plan->CheckArgs(xs, cos.view(), sin.view(), outs),
+                    absl::OkStatus());
+          EXPECT_NO_ALLOCATION(
+              plan->Execute(xs, cos.view(), sin.view(), outs, executor_));
+          const std::vector<double> in = x.doubles(), cs = cos.doubles(),
+                                    ss = sin.doubles();
+          std::vector<double> want = in;
+          for (int64_t h = 0; h < kTokens * kHeads; ++h) {
+            for (int64_t j = 0; j < n / 2; ++j) {
+              const auto a = static_cast<size_t>(h * n + first(j));
+              const auto b = static_cast<size_t>(h * n + second(j));
+              const auto ta = static_cast<size_t>(h / kHeads * n + first(j));
+              const auto tb = static_cast<size_t>(h / kHeads * n + second(j));
+              want[a] = in[a] * cs[ta] - in[b] * ss[ta];
+              want[b] = in[b] * cs[tb] + in[a] * ss[tb];
+            }
+          }
+          EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double v, int64_t) {
+            return TurnedBound(dtype, v);
+          }));
+          if (equal) {
+            spec.rows = RotaryRows::kPairs;
+            const AnyMatrix few_c(DType::kF32, pair_c, kTokens, n / 2, n / 2);
+            const AnyMatrix few_s(DType::kF32, pair_s, kTokens, n / 2, n / 2);
+            const AnyMatrix again(dtype, kTokens, cols, cols);
+            ApplyRotaryPlan::Create(spec)->Execute(
+                xs, few_c.view(), few_s.view(), again.heads(kHeads, n, n),
+                executor_);
+            EXPECT_EQ(again.bits(), out.bits());
+          }
+          ManyWorkers many(3);
+          ASSERT_EQ(plan->CheckArgs(xs, cos.view(), sin.view(), xs),
+                    absl::OkStatus());
+          plan->Execute(xs, cos.view(), sin.view(), xs, many);
+          EXPECT_EQ(x.bits(), out.bits());
+        }
+      }
+    }
+  }
+}
+
 TEST(ApplyRotaryPlanTest, Refuses) {
   ApplyRotarySpec good;
   good.head_dim = 4;

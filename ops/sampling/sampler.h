@@ -5,21 +5,35 @@
 //
 //   temperature 0:  the largest logit; of equal ones, the lowest id.
 //   otherwise:      1. weight[i] = exp((l[i] - max l) / temperature)
-//                   2. top_k > 0: only the k largest remain
-//                   3. top_p < 1: of those, the fewest largest whose weights
-//                      sum to at least top_p of what remains after step 2
-//                   4. draw i with probability weight[i] / sum of weights
+//                   2. top_n_sigma > 0: only logits of at least
+//                      max l - top_n_sigma * sigma remain, sigma being the
+//                      standard deviation of the row's logits above -infinity
+//                   3. min_p > 0: only weights of at least min_p remain, which
+//                      is min_p of the largest weight
+//                   4. top_k > 0: only the k largest remain
+//                   5. top_p < 1: of those, the fewest largest whose weights
+//                      sum to at least top_p of what remains after step 4
+//                   6. typical_p < 1: of those, with p[i] = weight[i] / sum of
+//                      weights and the entropy H = -sum of p[i] log p[i], the
+//                      fewest with the least |-log p[i] - H| whose weights sum
+//                      to at least typical_p of what remains after step 5
+//                   7. draw i with probability weight[i] / sum of weights
 //
-// "Larger" is a strict order: by logit, and of equal logits the lower id first,
-// so exactly k remain and at least one does. Logits that are NaN or -infinity
-// never win. +infinity wins over every number; several share equally. A row
-// with nothing to choose from gives kNoToken.
+// vLLM has steps 1, 3, 4, 5 and 7 in this order. "Larger" is a strict order: by
+// logit, and of equal logits the lower id first, so exactly k remain and at
+// least one does. Step 6 prefers the lower id among equals, too; steps 2 and 3
+// keep equals together. Logits that are NaN or -infinity never win. +infinity
+// wins over every number; several share equally. A row with nothing to choose
+// from gives kNoToken. A weight whose exponent is below -87 is 0.
 //
 // The draw compares u * sum of weights with the running sum in order of ids,
 // u being a number in [0, 1) from Philox4x32-10 with key `seed` and counter
 // `step`: it depends on (seed, step) and the row alone, not on the batch, the
 // number of workers or the instruction set. A filter that keeps every token
 // changes nothing.
+//
+// Weights are f32, within 6 units of 2^-24 of the equation, relative; sums are
+// double.
 
 #include <cstdint>
 
@@ -29,6 +43,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/sampling/sampler_kernels.h"
 
 namespace quern {
 
@@ -39,6 +54,9 @@ struct SamplingParams {
   float top_p = 1.0f;        // in (0, 1]; 1: all
   uint64_t seed = 0;         // names the sequence's stream of draws
   uint64_t step = 0;         // the draw's number, e.g. the token's position
+  float min_p = 0.0f;        // in [0, 1]; 0: all
+  float top_n_sigma = 0.0f;  // finite, >= 0; 0: all
+  float typical_p = 1.0f;    // in (0, 1]; 1: all
 };
 
 struct SamplerSpec {
@@ -53,12 +71,15 @@ class SamplerPlan {
   // InvalidArgument if vocab is out of range.
   static absl::StatusOr<SamplerPlan> Create(const SamplerSpec& spec);
 
+  // Instruction set chosen at Create, e.g. "AVX3".
+  const char* target() const { return kernels_.target; }
+
   // Whether each field is in its range. InvalidArgument names the field.
   static absl::Status CheckParams(const SamplingParams& params);
 
   // Bytes of workspace that Execute needs for up to max_rows rows on up to
-  // max_workers workers: 8 * vocab for each worker, whatever the number of
-  // rows. InvalidArgument if max_rows < 0 or max_workers < 1,
+  // max_workers workers: some 8.1 * vocab for each worker, whatever the number
+  // of rows. InvalidArgument if max_rows < 0 or max_workers < 1,
   // ResourceExhausted if the size overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
@@ -72,17 +93,22 @@ class SamplerPlan {
 
   // logits[rows, vocab], params[rows] -> tokens[rows]. Rows may have any
   // stride. rows = 0 does nothing. Allocates nothing; safe to call
-  // concurrently with different workspaces. O(vocab) for greedy, top-k and a
-  // plain draw; top-p adds O(log vocab) for each token that it keeps.
+  // concurrently with different workspaces. O(vocab). A row is read once for
+  // greedy sampling, twice for a plain draw, min_p and top_p, and once more for
+  // top_n_sigma. top_k reads it once and k blocks of 256 logits again, if k is
+  // at most vocab / 256. Larger top_k, top_p that needs more than one token in
+  // 1024, and typical_p also list all tokens and select among them.
   void Execute(MatrixView<const float> logits,
                absl::Span<const SamplingParams> params,
                absl::Span<int32_t> tokens, Workspace workspace,
                Executor& executor) const noexcept;
 
  private:
-  explicit SamplerPlan(const SamplerSpec& spec) : spec_(spec) {}
+  explicit SamplerPlan(const SamplerSpec& spec)
+      : spec_(spec), kernels_(GetSamplerKernels()) {}
 
   SamplerSpec spec_;
+  SamplerKernels kernels_;
 };
 
 }  // namespace quern

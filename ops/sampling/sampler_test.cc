@@ -7,77 +7,23 @@
 #include <limits>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/sampling/philox.h"
+#include "quern/ops/sampling/sampler_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr int32_t kNoToken = SamplerPlan::kNoToken;
-
-SamplingParams Params(float temperature, int64_t top_k = 0, float top_p = 1.0f,
-                      uint64_t seed = 1, uint64_t step = 0) {
-  SamplingParams params;
-  params.temperature = temperature;
-  params.top_k = top_k;
-  params.top_p = top_p;
-  params.seed = seed;
-  params.step = step;
-  return params;
-}
-
-// Samples rows of one width.
-class Sampler {
- public:
-  explicit Sampler(int64_t vocab, int workers = 1) {
-    SamplerSpec spec;
-    spec.vocab = vocab;
-    auto plan = SamplerPlan::Create(spec);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    plan_.push_back(*plan);
-    auto memory = AlignedBuffer::Create(*plan_[0].WorkspaceBytes(1, workers));
-    EXPECT_TRUE(memory.ok()) << memory.status();
-    memory_ = *std::move(memory);
-  }
-
-  const SamplerPlan& plan() const { return plan_[0]; }
-  Workspace workspace() { return Workspace(memory_); }
-
-  int32_t Sample(const std::vector<float>& logits,
-                 const SamplingParams& params) {
-    InlineExecutor executor;
-    int32_t token = -99;
-    const auto view = DenseMatrix<const float>(
-        logits.data(), 1, static_cast<int64_t>(logits.size()));
-    EXPECT_EQ(plan().CheckArgs(view, {&params, 1}, {&token, 1}),
-              absl::OkStatus());
-    plan().Execute(view, {&params, 1}, {&token, 1}, workspace(), executor);
-    return token;
-  }
-
- private:
-  std::vector<SamplerPlan> plan_;  // a single plan
-  AlignedBuffer memory_;
-};
-
-int32_t Sample(const std::vector<float>& logits, const SamplingParams& params) {
-  return Sampler(static_cast<int64_t>(logits.size())).Sample(logits, params);
-}
 
 // The set of tokens that come up in `draws` draws.
 std::set<int32_t> Support(const std::vector<float>& logits,
@@ -103,29 +49,6 @@ TEST(PhiloxTest, ReproducesTheKnownAnswers) {
   EXPECT_EQ(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
                        {0xa4093822, 0x299f31d0}),
             (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-}
-
-double ChiSquare(const std::vector<int64_t>& counts,
-                 const std::vector<double>& probabilities, int64_t draws) {
-  double sum = 0.0;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    const double expected = probabilities[i] * static_cast<double>(draws);
-    if (expected == 0.0) {
-      EXPECT_EQ(counts[i], 0) << i;
-      continue;
-    }
-    const double off = static_cast<double>(counts[i]) - expected;
-    sum += off * off / expected;
-  }
-  return sum;
-}
-
-// A chi-square variable with `freedom` degrees exceeds this bound about once in
-// 10^6 cases: by Wilson and Hilferty its cube root is nearly normal, and 4.75
-// deviations are that rare.
-double ChiSquareBound(double freedom) {
-  const double s = 2.0 / (9.0 * freedom);
-  return freedom * std::pow(1.0 - s + 4.75 * std::sqrt(s), 3);
 }
 
 TEST(PhiloxTest, IsUniformOverStepsAndOverSeeds) {
@@ -247,57 +170,6 @@ TEST(SamplerTest, AFilterThatKeepsAllChangesNothing) {
   }
 }
 
-// The four steps of sampler.h in double, with a full sort. `margin` is the
-// distance of the decision from a different result.
-struct Reference {
-  int32_t token = kNoToken;
-  double margin = 1.0;
-  std::vector<double> probabilities;
-};
-Reference ReferenceSample(const std::vector<float>& logits,
-                          const SamplingParams& params) {
-  Reference result;
-  result.probabilities.assign(logits.size(), 0.0);
-  std::vector<size_t> order;
-  for (size_t i = 0; i < logits.size(); ++i) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
-  const auto weight = [&](size_t i) {
-    return std::exp((static_cast<double>(logits[i]) -
-                     static_cast<double>(logits[order[0]])) /
-                    static_cast<double>(params.temperature));
-  };
-  if (params.top_k > 0 && params.top_k < static_cast<int64_t>(order.size())) {
-    order.resize(static_cast<size_t>(params.top_k));
-  }
-  double total = 0.0;
-  for (const size_t i : order) total += weight(i);
-  if (params.top_p < 1.0f) {
-    double sum = 0.0;
-    size_t kept = 0;
-    do {
-      sum += weight(order[kept++]) / total;
-      result.margin = std::min(
-          result.margin, std::abs(sum - static_cast<double>(params.top_p)));
-    } while (sum < static_cast<double>(params.top_p) && kept < order.size());
-    order.resize(kept);
-  }
-  std::sort(order.begin(), order.end());
-  total = 0.0;
-  for (const size_t i : order) total += weight(i);
-  for (const size_t i : order) result.probabilities[i] = weight(i) / total;
-  const double u = PhiloxUniform(params.seed, params.step);
-  double sum = 0.0;
-  for (const size_t i : order) {
-    sum += weight(i) / total;
-    result.margin = std::min(result.margin, std::abs(sum - u));
-    if (result.token == kNoToken && sum > u) {
-      result.token = static_cast<int32_t>(i);
-    }
-  }
-  return result;
-}
-
 TEST(SamplerTest, AgreesWithTheReference) {
   TestRng rng;
   int compared = 0;
@@ -311,7 +183,7 @@ TEST(SamplerTest, AgreesWithTheReference) {
         rng.Integer(0, 1) == 0 ? 1.0f
                                : static_cast<float>(rng.Uniform(0.01, 0.999)),
         rng.Next(), rng.Next());
-    const Reference want = ReferenceSample(logits, params);
+    const ReferenceToken want = ReferenceSample(logits, params);
     // The bound covers f32 weights: 200 of them, each within 2^-22 of the sum.
     if (want.margin < 1e-5) continue;
     ++compared;
@@ -339,7 +211,7 @@ TEST(SamplerTest, DrawsWithTheProbabilitiesOfTheSoftmax) {
         ASSERT_TRUE(0 <= token && token < kVocab);
         ++counts[static_cast<size_t>(token)];
       }
-      const auto p = ReferenceSample(logits, base).probabilities;
+      const auto p = ReferenceSampling(logits, base).probabilities;
       const auto kept =
           std::count_if(p.begin(), p.end(), [](double x) { return x > 0.0; });
       ASSERT_GT(kept, 2);

@@ -117,6 +117,16 @@ class Sampling(ctypes.Structure):
     ]
 
 
+class SamplingFilters(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("min_p", ctypes.c_float),
+        ("top_n_sigma", ctypes.c_float),
+        ("typical_p", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
 STRUCTS = {
     "quern_model_options": ModelOptions,
     "quern_model_info": ModelInfo,
@@ -127,6 +137,7 @@ STRUCTS = {
     "quern_tokenizer_options": TokenizerOptions,
     "quern_tokenizer_info": TokenizerInfo,
     "quern_sampling": Sampling,
+    "quern_sampling_filters": SamplingFilters,
 }
 
 _INT32S = ctypes.POINTER(ctypes.c_int32)
@@ -153,5 +164,9 @@ FUNCTIONS = {
     "quern_sampler_create": (_STATUS, _Handle, ctypes.c_int64, _OUT),
     "quern_sampler_sample": (
         _STATUS, _Handle, TensorPointer, ctypes.POINTER(Sampling), _SIZE, _INT32S, _Handle,
+    ),
+    "quern_sampler_sample_filtered": (
+        _STATUS, _Handle, TensorPointer, ctypes.POINTER(Sampling), ctypes.POINTER(SamplingFilters), _SIZE, _INT32S,
+        _Handle,
     ),
 }

@@ -117,17 +117,22 @@ class Model(Object):
         top_k: int = 40,
         top_p: float = 1.0,
         seed: int = 4,
+        min_p: float = 0.0,
+        top_n_sigma: float = 0.0,
+        typical_p: float = 1.0,
         specials: bool = False,
         cache_dtype: Optional[str] = None,
         executor: Optional[Executor] = None,
     ) -> Generation:
         """The text that follows a prompt, piece by piece: for piece in model.generate("In the beginning").
 
-        prompt: a text, or tokens. temperature 0: always the likeliest token; top_k 0: all candidates. The
-        defaults, and what a seed gives, are those of examples/generate. specials: control tokens in the
+        prompt: a text, or tokens. temperature 0: always the likeliest token; top_k 0: all candidates.
+        min_p, top_n_sigma and typical_p: as in Sampling. The defaults, and what a seed gives, are those of examples/generate. specials: control tokens in the
         prompt are commands. What is wrong with the arguments is raised by this call.
         """
-        sampling = Sampling(temperature, top_k, top_p, seed)
+        sampling = Sampling(
+            temperature, top_k, top_p, seed, min_p=min_p, top_n_sigma=top_n_sigma, typical_p=typical_p
+        )
         return _generate.start(self, prompt, max_tokens, sampling, specials, cache_dtype, executor)
 
     def generate_batch(
@@ -139,6 +144,9 @@ class Model(Object):
         top_k: int = 40,
         top_p: float = 1.0,
         seed: int = 4,
+        min_p: float = 0.0,
+        top_n_sigma: float = 0.0,
+        typical_p: float = 1.0,
         specials: bool = False,
         cache_dtype: Optional[str] = None,
         executor: Optional[Executor] = None,
@@ -147,7 +155,9 @@ class Model(Object):
 
         Each has the bits that it has alone: text i is "".join(generate(prompts[i], seed=seed + i)).
         """
-        sampling = Sampling(temperature, top_k, top_p, seed)
+        sampling = Sampling(
+            temperature, top_k, top_p, seed, min_p=min_p, top_n_sigma=top_n_sigma, typical_p=typical_p
+        )
         return _generate.batch(self, prompts, max_tokens, sampling, specials, cache_dtype, executor)
 
     def executor_of(self, executor: Optional[Executor]) -> Executor:

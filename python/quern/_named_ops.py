@@ -30,8 +30,8 @@ class Operator(NamedTuple):
     function: Callable  # called with the arguments by their names
     fake: Optional[Callable]
     family: Optional[str] = None  # None: the operator shares nothing with others
-    # Why the project's own kernel stays where there is one; None: it is replaced.
-    stays: Optional[str] = None
+    # Whether it packs parameters when a model is loaded, so that no gradient is lost.
+    loads: bool = False
 
     @property
     def name(self) -> str:
@@ -117,8 +117,6 @@ def _plan(namespace, operator):
         except RuntimeError:
             return None, None, NO_FRAGMENTS
         return None, None, None
-    if operator.stays is not None:
-        return existing, None, operator.stays
     return (existing, *_by_name(operator.function, existing))
 
 
@@ -136,7 +134,7 @@ def _put(namespace, operator, existing, kernel):
     key = "CPU" if any("Tensor" in str(a.type) for a in existing.arguments) else "CompositeExplicitAutograd"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid.*")
-        lib.impl(name, _without_gradient(f"{namespace}::{name}", kernel), key)
+        lib.impl(name, kernel if operator.loads else _without_gradient(f"{namespace}::{name}", kernel), key)
     if became == "defined" and operator.fake is not None:
         quern_torch._set_fake(lib, namespace, name, operator.fake)
     return became

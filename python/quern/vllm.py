@@ -6,7 +6,7 @@
 vLLM calls register() in each of its processes where a package names it as an entry point of the group
 vllm.general_plugins; README.md shows one. vLLM's own library, if it was loaded before, keeps its schemas, and
 its kernels for the CPU are replaced. Equations, roundings and refusals are those of ops/registry; what
-differs from vLLM's is in docs/porting.md and docs/porting_attention.md.
+differs from vLLM's is in docs/porting.md, docs/porting_ops.md and docs/porting_attention.md.
 
 The schemas are of mid 2026. vLLM's own kernels cannot read the pages that cpu_attn_reshape_and_cache writes,
 the steps of get_scheduler_metadata or the handlers of create_onednn_mm_handler. So attention and the products
@@ -24,7 +24,7 @@ import threading
 
 import torch
 
-from . import _named, _named_ops
+from . import _named, _named_ops, _recurrent_ops, _speculation
 from . import torch as quern_torch
 from ._torch_call import name_of_dtype
 
@@ -76,21 +76,40 @@ def gelu_quick(out, input):
     _into("quick_gelu", input, out)
 
 
+def activation_lut_bf16(out, input, activation):
+    _into("activation_lut_bf16", input, out, (activation,))
+
+
+def static_scaled_int8_quant(out, input, scale, azp):
+    """By the scale and the zero point, tensors of one element."""
+    terms = (scale.reshape(1), None if azp is None else azp.reshape(1))
+    _call("static_scaled_int8_quant")((out, input, *terms), ())
+
+
+def dynamic_scaled_int8_quant(out, input, scale, azp):
+    """Row by row; scale and azp [rows, 1] are written."""
+    _call("dynamic_scaled_int8_quant")((out, input, scale, azp), ())
+
+
 def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False):
-    """Rotates query and key in place, by the table's cosines and sines."""
-    if rope_dim_offset != 0 or inverse:
-        raise NotImplementedError("rotary_embedding: rope_dim_offset and inverse; need 0 and False")
+    """Rotates query and key in place, by the table's cosines and sines; inverse: by its angles backward."""
     table = cos_sin_cache[positions.flatten()]
     rot_dim = table.shape[-1]
-    if rot_dim > head_size:
-        raise ValueError(f"rotary_embedding: cos_sin_cache has {rot_dim} columns; need head_size={head_size} or fewer")
+    if not 0 <= rope_dim_offset <= head_size - rot_dim:
+        raise ValueError(
+            f"rotary_embedding: rope_dim_offset={rope_dim_offset}; need 0 <= rope_dim_offset <= "
+            f"{head_size - rot_dim}, head_size without the {rot_dim} columns of cos_sin_cache"
+        )
     cos, sin = (part.contiguous() for part in table.chunk(2, dim=-1))
+    if inverse:
+        sin = -sin
+    part = slice(rope_dim_offset, rope_dim_offset + rot_dim)
     for x in (query, key):
         if x is None:
             continue
         heads = x.view(table.shape[0], -1, head_size)
-        rotated = _call("apply_rotary_emb")((heads[..., :rot_dim].contiguous(), cos, sin), (bool(is_neox), False))
-        heads[..., :rot_dim].copy_(rotated)
+        rotated = _call("apply_rotary_emb")((heads[..., part].contiguous(), cos, sin), (bool(is_neox), False))
+        heads[..., part].copy_(rotated)
 
 
 # ---- Matrix products --------------------------------------------------------------------------------------
@@ -219,6 +238,9 @@ _ATTENTION = "attention"
 # vLLM's schemas of what writes its arguments and returns nothing, and their families.
 _WRITERS = {
     **{f"{name}(Tensor(a0!) out, Tensor input) -> ()": None for name in _UNARY},
+    "activation_lut_bf16(Tensor(a0!) out, Tensor input, str activation) -> ()": None,
+    "static_scaled_int8_quant(Tensor(a0!) out, Tensor input, Tensor scale, Tensor? azp) -> ()": None,
+    "dynamic_scaled_int8_quant(Tensor(a0!) out, Tensor input, Tensor(a2!) scale, Tensor(a3!)? azp) -> ()": None,
     "rms_norm(Tensor(a0!) out, Tensor input, Tensor? weight, float epsilon) -> ()": None,
     "fused_add_rms_norm(Tensor(a0!) input, Tensor(a1!) residual, Tensor? weight, float epsilon) -> ()": None,
     "rotary_embedding(Tensor positions, Tensor(a1!) query, Tensor(a2!)? key, int head_size, "
@@ -260,6 +282,8 @@ def _operators():
     for schema, family in _WRITERS.items():
         yield _named_ops.Operator(schema, globals()[schema.partition("(")[0]], _fake_writer, family)
     yield from _OTHERS
+    yield from _recurrent_ops.VLLM
+    yield from _speculation.VLLM
 
 
 def install(namespace: str = "_C") -> dict:

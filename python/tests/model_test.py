@@ -81,6 +81,11 @@ class ModelTest(unittest.TestCase):
             (["--temperature=0", "--max_tokens=40"], dict(temperature=0, max_tokens=40)),
             (["--max_tokens=40"], dict(max_tokens=40)),
             (["--seed=9", "--top_k=0", "--top_p=0.9"], dict(seed=9, top_k=0, top_p=0.9)),
+            (["--top_k=0", "--min_p=0.05"], dict(top_k=0, min_p=0.05)),
+            (
+                ["--temperature=1.5", "--top_n_sigma=1.5", "--typical_p=0.9"],
+                dict(temperature=1.5, top_n_sigma=1.5, typical_p=0.9),
+            ),
             (["--temperature=1.5", "--kv=bf16"], dict(temperature=1.5, cache_dtype="bf16")),
         ):
             with self.subTest(words):

@@ -67,7 +67,7 @@ class SchemaTest(unittest.TestCase):
                 shown = inspect.getdoc(getattr(quern.ops, schema.name))
                 self.assertIn(" ".join(doc.split()), " ".join(shown.split()))
                 self.assertRegex(doc, r"\w\[[^\]]+\]", "no shape")
-                self.assertRegex(doc, r"\b(f32|bf16|f16|[iu]8|any dtype|convert_weight_packed)\b", "no dtype")
+                self.assertRegex(doc, r"\b(f32|bf16|f16|[iu]8|i32|i64|any dtype|convert_weight_packed)\b", "no dtype")
                 for p in schema.tensors + schema.objects:
                     # Python has no ranks.
                     if p.kind != "Communicator" and p.kind != "RotaryScaling":

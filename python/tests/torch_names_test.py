@@ -111,19 +111,6 @@ class InstallTest(unittest.TestCase):
         ):
             self.assertRegex(result[name], f"left out: .* is installed whole or not at all, and .*{why}")
 
-    def test_experts_of_sglang_keep_their_kernel(self):
-        lib = torch.library.Library("quern_test_experts", "DEF")
-        (schema,) = (o.schema for o in quern.sglang._OPERATORS if o.name == "fused_experts_cpu")
-        lib.define(schema)
-        lib.impl("fused_experts_cpu", lambda x, *_, **__: x + 1, "CPU")
-        _KEPT.append(lib)
-        with self.assertLogs("quern", "WARNING"):
-            became = quern.sglang.install("quern_test_experts")
-        self.assertIn("SGLang passes packed experts", became["fused_experts_cpu"])
-        x = torch.zeros(2, 4)
-        y = torch.ops.quern_test_experts.fused_experts_cpu(x, x, x, x, x, False, is_vnni=True)
-        self.assertEqual(y.tolist(), (x + 1).tolist())
-
     def test_refuses_tensors_that_need_a_gradient(self):
         x, out = torch.randn(2, 8, requires_grad=True), torch.empty(2, 8)
         with self.assertRaisesRegex(NotImplementedError, "_C::gelu_new: a tensor of shape .* requires a gradient"):
@@ -229,8 +216,17 @@ class VllmTest(NearTest):
                 self.assert_near(k, want[1], 2.0**-20)
         alone = torch.randn(3, dim)
         vllm.rotary_embedding(positions, alone, None, dim, table, True)
-        with self.assertRaises(NotImplementedError):
-            vllm.rotary_embedding(positions, alone, None, dim, table, True, 0, True)
+        # The last half of each head, and back again.
+        before = alone.clone()
+        vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim)
+        self.assertTrue(torch.equal(alone[:, : dim - rot_dim], before[:, : dim - rot_dim]))
+        shifted = torch.cat((before[:, dim - rot_dim :], before[:, : dim - rot_dim]), -1).contiguous()
+        vllm.rotary_embedding(positions, shifted, None, dim, table, True)
+        self.assertTrue(torch.equal(alone[:, dim - rot_dim :], shifted[:, :rot_dim]))
+        vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim, True)
+        self.assert_near(alone, before.double(), 2.0**-20)
+        with self.assertRaisesRegex(ValueError, "rope_dim_offset=9; need 0 <= rope_dim_offset <= 8"):
+            vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim + 1)
 
     def test_products(self):
         for dtype, ulp in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)):
@@ -377,8 +373,6 @@ class SglangTest(NearTest):
         y = sglang.fused_experts_cpu(x, w1, w2, weights, ids, False)
         self.assert_near(y, want, 2.0**-11)
         self.assertIs(sglang.fused_experts_cpu(x, w1, w2, weights, ids, False).dtype, torch.float32)
-        with self.assertRaisesRegex(NotImplementedError, "only plain weights"):
-            sglang.fused_experts_cpu(x, w1, w2, weights, ids, False, is_vnni=True)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "quern/core/checksum.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/max_isa.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"

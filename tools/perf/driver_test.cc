@@ -322,6 +322,14 @@ TEST(DriverTest, RunsOnAvxVnniWhereTheCpuHasIt) {
   } else {
     EXPECT_EQ(Perf(blocks + " --isa=AVX2_VNNI").exit_code, 2);
   }
+  const std::string w8a8 = "scaled_linear --m=2 --n=17 --k=64";
+  if (HasAvxVnniInt8()) {
+    expect(w8a8, "AVX2_VNNI_INT8", "AVX2_VNNI_INT8");
+    expect(blocks, "AVX2_VNNI_INT8", "AVX2_VNNI");
+    expect("rms_norm --rows=2 --hidden=33", "AVX2_VNNI_INT8", "AVX2");
+  } else {
+    EXPECT_EQ(Perf(w8a8 + " --isa=AVX2_VNNI_INT8").exit_code, 2);
+  }
 }
 
 }  // namespace

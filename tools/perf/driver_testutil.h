@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/tools/perf/driver.h"
 #include "quern/tools/perf/json_testutil.h"
 #include "quern/tools/perf/op.h"

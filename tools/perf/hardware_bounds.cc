@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {
@@ -26,7 +26,8 @@ absl::string_view CoreName(const CpuId& cpu) {
 
 int HardwareBound(const CpuId& cpu, absl::string_view target, PeakKind kind) {
   const CpuCore core = CoreOf(cpu);
-  const bool avx2 = target == "AVX2" || target == kAvxVnniTarget;
+  const bool avx2 = target == "AVX2" || target == kAvxVnniTarget ||
+                    target == kAvxVnniInt8Target;
   const bool sse = target == "SSE4" || target == "SSSE3" || target == "SSE2";
   const bool widened =
       kind == PeakKind::kBF16 && target != "AVX3_ZEN4" && target != "AVX3_SPR";

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {

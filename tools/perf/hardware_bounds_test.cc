@@ -1,7 +1,7 @@
 #include "quern/tools/perf/hardware_bounds.h"
 
 #include "gtest/gtest.h"
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {
@@ -39,6 +39,8 @@ TEST(HardwareBoundTest, SaysWhereItIsUnknown) {
   EXPECT_EQ(HardwareBound(kIceLake, "AVX3_DL", PeakKind::kI8), 0);
   EXPECT_EQ(HardwareBound(kSapphireRapids, "AVX2_VNNI", PeakKind::kF32), 32);
   EXPECT_EQ(HardwareBound(kSapphireRapids, "AVX2_VNNI", PeakKind::kI8), 0);
+  EXPECT_EQ(HardwareBound(kSapphireRapids, "AVX2_VNNI_INT8", PeakKind::kF32),
+            32);
   EXPECT_EQ(HardwareBound(kUnknown, "AVX2", PeakKind::kF32), 0);
   EXPECT_EQ(HardwareNote(kUnknown, "AVX2", PeakKind::kF32),
             "hardware bound unknown");

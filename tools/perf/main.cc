@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/tools/perf/driver.h"
 #include "quern/tools/perf/op.h"
 

@@ -25,9 +25,11 @@ namespace quern {
 inline constexpr absl::string_view kNoIsa = "none";
 
 // Whether `isa` as --isa names it has kernels for `target`. Operators that do
-// not multiply int8 run on AVX2 where AVX2_VNNI is asked for.
+// not multiply int8 run on AVX2 where AVX2_VNNI or AVX2_VNNI_INT8 is asked for.
 inline bool IsaHas(absl::string_view isa, absl::string_view target) {
-  return StandsFor(target, isa) || (isa == kAvxVnniTarget && target == "AVX2");
+  return StandsFor(target, isa) ||
+         (target == "AVX2" &&
+          (isa == kAvxVnniTarget || isa == kAvxVnniInt8Target));
 }
 
 struct OpInfo {

@@ -1,28 +1,30 @@
 #include <utility>
 #include <vector>
 
+#include "quern/tools/perf/attention/attention.h"
+#include "quern/tools/perf/attention/kv_write.h"
+#include "quern/tools/perf/attention/mla_layer.h"
+#include "quern/tools/perf/attention/schedule.h"
+#include "quern/tools/perf/attention/varlen_attention.h"
+#include "quern/tools/perf/linear/conv.h"
+#include "quern/tools/perf/linear/grouped_linear.h"
+#include "quern/tools/perf/linear/linear.h"
+#include "quern/tools/perf/linear/moe.h"
+#include "quern/tools/perf/linear/pack.h"
+#include "quern/tools/perf/linear/router.h"
 #include "quern/tools/perf/op.h"
-#include "quern/tools/perf/ops_activation.h"
-#include "quern/tools/perf/ops_all_reduce.h"
-#include "quern/tools/perf/ops_attention.h"
-#include "quern/tools/perf/ops_causal_conv1d.h"
-#include "quern/tools/perf/ops_conv.h"
-#include "quern/tools/perf/ops_convert.h"
-#include "quern/tools/perf/ops_delta_rule.h"
-#include "quern/tools/perf/ops_grouped_linear.h"
-#include "quern/tools/perf/ops_kv_write.h"
-#include "quern/tools/perf/ops_linear.h"
-#include "quern/tools/perf/ops_mixer.h"
-#include "quern/tools/perf/ops_mla_layer.h"
-#include "quern/tools/perf/ops_moe.h"
-#include "quern/tools/perf/ops_pack.h"
-#include "quern/tools/perf/ops_quantize.h"
-#include "quern/tools/perf/ops_registered.h"
-#include "quern/tools/perf/ops_router.h"
-#include "quern/tools/perf/ops_rows.h"
-#include "quern/tools/perf/ops_schedule.h"
-#include "quern/tools/perf/ops_state_update.h"
-#include "quern/tools/perf/ops_varlen_attention.h"
+#include "quern/tools/perf/recurrent/causal_conv1d.h"
+#include "quern/tools/perf/recurrent/delta_rule.h"
+#include "quern/tools/perf/recurrent/mixer.h"
+#include "quern/tools/perf/recurrent/state_update.h"
+#include "quern/tools/perf/registered/registered.h"
+#include "quern/tools/perf/rows/activation.h"
+#include "quern/tools/perf/rows/all_reduce.h"
+#include "quern/tools/perf/rows/convert.h"
+#include "quern/tools/perf/rows/quantize.h"
+#include "quern/tools/perf/rows/rms_norm.h"
+#include "quern/tools/perf/rows/sampling.h"
+#include "quern/tools/perf/rows/speculation.h"
 
 namespace quern {
 
@@ -33,6 +35,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
   ops.push_back(GroupedLinearOp());
   for (OpEntry& op : ConvOps()) ops.push_back(std::move(op));
+  for (OpEntry& op : SamplingOps()) ops.push_back(std::move(op));
   ops.push_back(RouterOp());
   ops.push_back(MoeOp());
   ops.push_back(KvWriteOp());
@@ -45,6 +48,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(DeltaRuleOp());
   ops.push_back(StateUpdateOp());
   ops.push_back(MixerOp());
+  ops.push_back(RecoveredTokensOp());
   ops.push_back(AllReduceOp());
   return ops;
 }

@@ -21,7 +21,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/testing/largest_difference.h"
+#include "quern/testing/errors/largest_difference.h"
 #include "quern/testing/reference_convert.h"
 
 namespace quern {

@@ -15,13 +15,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_info.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/isa.h"
 #include "quern/core/limits/limits.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/max_isa.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/limit_rows.h"
 #include "quern/tools/perf/measure.h"
@@ -54,7 +53,10 @@ int64_t AvailableMemory() {
 
 ScopedIsa::ScopedIsa(const std::string& isa) {
   if (isa.empty()) return;
-  const Isa asked = isa == kAvxVnniTarget ? kAvx2Vnni : Isa{IsaBit(isa)};
+  Isa asked = {IsaBit(isa)};
+  for (const Isa& leaf : kIsasWithLeaf) {
+    if (isa == leaf.name()) asked = leaf;
+  }
   UseIsaForTest(&asked);
 }
 ScopedIsa::~ScopedIsa() { UseIsaForTest(nullptr); }

@@ -8,9 +8,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
-#include "quern/core/cpu_info.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/tools/perf/args.h"
 
 namespace quern {

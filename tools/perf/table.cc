@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/limit_rows.h"
@@ -74,6 +74,9 @@ constexpr Cases kCases[] = {
     {"gelu_and_mul --d=14336 --dtype=bf16"},
     {"rotary_embedding", "dtype", "f32 bf16"},
     {"logits_processor --rows=64 --hidden=128256"},
+    {"sample", "filter", "none top_k top_p"},
+    {"adjust_logits"},
+    {"token_logprobs"},
     {"router --tokens=256"},
     // Numbers that change type, and weights that change place.
     {"quantize", "act", "token tensor"},
@@ -89,6 +92,8 @@ constexpr Cases kCases[] = {
     {"causal_conv1d --channels=5376 --dtype=f32", "batch", "1 64"},
     {"causal_conv1d --channels=5376 --dtype=f32 --len=512"},
     {"delta_rule --dtype=bf16", "batch", "1 64"},
+    // Drafts that write the last state, or all.
+    {"delta_rule --dtype=bf16 --len=4", "drafts", "1 2"},
 };
 
 const char* OpsUnit(absl::string_view dtype) {

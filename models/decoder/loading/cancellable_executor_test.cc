@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 
 namespace quern {
 namespace {

@@ -14,9 +14,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/check.h"
-#include "quern/core/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
@@ -75,7 +75,7 @@ int64_t DecoderLoader::BlockOf(const GgufFile& file) {
 }
 
 const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
-  return **file_.FindTensor(TensorName(id, layer));
+  return **file_.FindTensor(TensorName(PlaceOf(id, config_).id, layer));
 }
 
 // Type of the rows: bf16 if every matrix has at most its precision or is in
@@ -175,7 +175,8 @@ absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
   const GgufTensor& tensor = TensorIn(id, layer);
   const TensorEntry& entry = TensorOf(id);
   GgufPart whole = shard_.PartOf(entry);
-  whole.row += expert * ExtentOf(entry.rows, config_);
+  whole.row +=
+      expert * ExtentOf(entry.rows, config_) + PlaceOf(id, config_).row;
   const int64_t groups = ExtentOf(entry.groups, config_);
   if (groups == 1) return ReadRows(tensor, whole, dtype, out);
   GgufPart half = whole;

@@ -329,14 +329,15 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
                            static_cast<double>(SizeOf(embedding_dtype()));
   // Norms are f32, and each layer has fewer than six of at most the widest
   // width.
+  const int64_t whole = c.Has(ModelPart::kWholeNorms) ? c.q_cols() : 0;
   const double norms =
       small + 6 * 4 * static_cast<double>(c.layers + 1) *
-                  static_cast<double>(std::max(c.hidden, c.head_dim));
+                  static_cast<double>(std::max({c.hidden, c.head_dim, whole}));
   // A cosine and a sine for each rotated element, in the larger of the two
   // layouts.
-  const double rotary = c.rope ? 8 * static_cast<double>(context) *
-                                     static_cast<double>(c.rope_dim)
-                               : 0;
+  const double tables = c.rope ? (c.Has(ModelPart::kLocalRope) ? 2 : 1) : 0;
+  const double rotary = tables * 8 * static_cast<double>(context) *
+                        static_cast<double>(c.rope_dim);
   const double bytes = matrices + largest + embedding + norms + rotary;
   if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(

@@ -39,6 +39,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
                          c.architecture,
                          " attends to latents, which are not divided");
   }
+  if (size > 1 && c.Has(ModelPart::kWholeNorms)) {
+    return Unimplemented(kOp, "ranks=", size, "; need 1, because ",
+                         c.architecture,
+                         " normalises all heads of q together, and of k");
+  }
   ModelShard s;
   s.rank_ = rank;
   s.size_ = size;
@@ -91,6 +96,10 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
   } else if (!all_have(divide(Extent::kFfn, block))) {
     return CannotDivide("feed_forward_length", c.ffn, size, block);
   }
+  // The sizes alone: what a rank reads of joined tensors is not in one piece.
+  range(Extent::kQkvRows) = {
+      0, range(Extent::kQueryRows).count + 2 * range(Extent::kKeyCols).count};
+  range(Extent::kGateUpRows) = {0, 2 * range(Extent::kFfn).count};
   s.vocab_ = divide(Extent::kVocab, 1);
   if (!all_have(s.vocab_)) {
     return CannotDivide("the vocabulary", c.vocab, size, 1);

@@ -35,7 +35,7 @@ class ModelShard {
   // Matrices are divided at columns that are multiples of `block`, the block
   // size of the file's tensors. InvalidArgument if a dimension cannot be
   // divided so that every rank has a part. Unimplemented for several ranks and
-  // a model with recurrent layers.
+  // a model with recurrent layers, with latents, or with kWholeNorms.
   static absl::StatusOr<ModelShard> Create(const DecoderConfig& config,
                                            int rank, int size, int64_t block);
 

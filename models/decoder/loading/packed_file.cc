@@ -21,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/core/checksum.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"

@@ -46,11 +46,16 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
   m->q_heads_ = shard.q_heads();
   m->kv_heads_ = shard.kv_heads();
   m->head_dim_ = config.head_dim;
+  m->rotates_ = config.Rotates(layer);
+  m->local_ = config.IsLocal(layer);
   if (operators.has_head_norms()) {
-    QUERN_ASSIGN_OR_RETURN(m->q_norm_,
-                           loader.Norm(TensorId::kAttnQNorm, layer));
-    QUERN_ASSIGN_OR_RETURN(m->k_norm_,
-                           loader.Norm(TensorId::kAttnKNorm, layer));
+    m->whole_norms_ = config.Has(ModelPart::kWholeNorms);
+    const auto q =
+        m->whole_norms_ ? TensorId::kAttnWholeQNorm : TensorId::kAttnQNorm;
+    const auto k =
+        m->whole_norms_ ? TensorId::kAttnWholeKNorm : TensorId::kAttnKNorm;
+    QUERN_ASSIGN_OR_RETURN(m->q_norm_, loader.Norm(q, layer));
+    QUERN_ASSIGN_OR_RETURN(m->k_norm_, loader.Norm(k, layer));
   }
   return std::unique_ptr<Mixer>(std::move(m));
 }
@@ -117,13 +122,22 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   const auto q = heads(0, q_heads_), k = heads(k_at, kv_heads_),
              v = heads(k_at + kv_cols, kv_heads_);
   if (operators_->has_head_norms()) {
+    // What is normalised together, [tokens, pieces, elements].
+    const auto pieces = [&](int64_t column, int64_t width) {
+      const int64_t dim = whole_norms_ ? width : head_dim_;
+      return TensorView<float, 3>(s.qkv + column, {t, width / dim, dim},
+                                  {cols, dim, 1});
+    };
+    const auto q_pieces = pieces(0, q_cols), k_pieces = pieces(k_at, kv_cols);
     operators_->HeadNorms(
-        q, DenseVector<const float>(q_norm_.data<float>(), head_dim_), k,
-        DenseVector<const float>(k_norm_.data<float>(), head_dim_), scratch,
-        executor);
+        q_pieces,
+        DenseVector<const float>(q_norm_.data<float>(), q_pieces.extent(2)),
+        k_pieces,
+        DenseVector<const float>(k_norm_.data<float>(), k_pieces.extent(2)),
+        scratch, executor);
   }
-  if (operators_->has_rope()) {
-    operators_->Rotate(step.positions, q, k, scratch, executor);
+  if (rotates_) {
+    operators_->Rotate(local_, step.positions, q, k, scratch, executor);
   }
   pool.Write(pool_layer_, k, v, executor);
   const bool gated = operators_->has_gate();

@@ -5,7 +5,8 @@
 //
 //   [q, gate, k, v] = W x + b, where gate is there with kAttnGate, and W is
 //       several matrices if its parts have several forms
-//   each head of q and k: rms_norm, with kHeadNorms
+//   each head of q and k: rms_norm, with kHeadNorms; all of q, and all of k,
+//       with kWholeNorms
 //   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
 //   y = residual + W_out (attention(q, pool) * sigmoid(gate))
 
@@ -56,9 +57,13 @@ class AttentionMixer final : public Mixer {
   const DecoderOperators* operators_ = nullptr;
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  std::vector<Matrix> qkv_;        // hidden -> q, gate, k and v of this rank
-  AlignedBuffer q_norm_, k_norm_;  // f32[head_dim], with kHeadNorms
-  Matrix out_;                     // this rank's heads -> hidden
+  std::vector<Matrix> qkv_;  // hidden -> q, gate, k and v of this rank
+  bool rotates_ = false, local_ = false;
+  bool whole_norms_ = false;
+  // f32[head_dim] with kHeadNorms; f32[q_cols] and f32[kv_cols] with
+  // kWholeNorms.
+  AlignedBuffer q_norm_, k_norm_;
+  Matrix out_;  // this rank's heads -> hidden
 };
 
 }  // namespace quern

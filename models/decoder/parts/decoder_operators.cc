@@ -20,13 +20,19 @@
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
 
-// The rotary scaling for the file's factors, if it has any.
+// The rotary scaling by the file's factors or divisor, if it has any.
 RotaryScaling ScalingOf(const DecoderConfig& c) {
   RotaryScaling scaling;
+  if (c.rope_divisor != 1) {
+    scaling.kind = RotaryScalingKind::kLinear;
+    scaling.factor = static_cast<double>(c.rope_divisor);
+    return scaling;
+  }
   if (c.rope_factors.empty()) return scaling;
   // Factors are applied as LongRoPE within the original context, which divides
   // the frequencies by the short factors and has magnitude 1.
@@ -83,6 +89,12 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
                                 {"eps", stream_eps},
                                 {"out_dtype", rows}}));
   }
+  if (c.Has(ModelPart::kBareInputs)) {
+    ConvertSpec copy;
+    copy.from = DType::kF32;
+    copy.to = types.rows;
+    QUERN_ASSIGN_OR_RETURN(o.copy_, ConvertPlan::Create(copy));
+  }
   if (c.Has(ModelPart::kPostNorms)) {
     QUERN_RETURN_IF_ERROR(
         make(o.post_norm_, "rms_norm",
@@ -90,14 +102,21 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
   }
   const TensorMeta q = {DType::kF32, {1, shard.q_heads(), c.head_dim}};
   const TensorMeta k = {DType::kF32, {1, shard.kv_heads(), c.head_dim}};
+  const auto make_norm = [&](Op& to, const TensorMeta& pieces) {
+    return make(to, "rms_norm",
+                {{"x", pieces},
+                 {"weight", TensorMeta{DType::kF32, {pieces.extents.back()}}},
+                 {"eps", c.norm_eps}});
+  };
   if (c.Has(ModelPart::kHeadNorms)) {
-    const TensorMeta head = {DType::kF32, {c.head_dim}};
+    QUERN_RETURN_IF_ERROR(make_norm(o.q_norm_, q));
+    QUERN_RETURN_IF_ERROR(make_norm(o.k_norm_, k));
+  }
+  if (c.Has(ModelPart::kWholeNorms)) {
     QUERN_RETURN_IF_ERROR(
-        make(o.q_norm_, "rms_norm",
-             {{"x", q}, {"weight", head}, {"eps", c.norm_eps}}));
+        make_norm(o.q_norm_, {DType::kF32, {1, 1, c.q_cols()}}));
     QUERN_RETURN_IF_ERROR(
-        make(o.k_norm_, "rms_norm",
-             {{"x", k}, {"weight", head}, {"eps", c.norm_eps}}));
+        make_norm(o.k_norm_, {DType::kF32, {1, 1, c.kv_cols()}}));
   }
   if (c.Has(ModelPart::kAttnGate)) {
     const TensorMeta attended = {DType::kF32,
@@ -109,16 +128,24 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
   // Layers over latents rotate by a plan of their own.
   if (c.rope && !c.Has(ModelPart::kLatent)) {
     o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
-    QUERN_RETURN_IF_ERROR(
-        make(o.rope_, "rotary_embedding",
-             {{"positions", TensorMeta{DType::kI64, {1}}},
-              {"query", q},
-              {"key", k},
-              {"scaling", o.scaling_.get()},
-              {"max_position", context},
-              {"rot_dim", c.rope_dim},
-              {"base", c.rope_base},
-              {"is_neox", c.rope_style == RotaryStyle::kHalves}}));
+    const auto make_rope = [&](Op& to, const RotaryScaling* scaling,
+                               float base) {
+      return make(to, "rotary_embedding",
+                  {{"positions", TensorMeta{DType::kI64, {1}}},
+                   {"query", q},
+                   {"key", k},
+                   {"scaling", scaling},
+                   {"max_position", context},
+                   {"rot_dim", c.rope_dim},
+                   {"base", base},
+                   {"is_neox", c.rope_style == RotaryStyle::kHalves}});
+    };
+    QUERN_RETURN_IF_ERROR(make_rope(o.rope_, o.scaling_.get(), c.rope_base));
+    if (c.Has(ModelPart::kLocalRope)) {
+      o.local_scaling_ = std::make_unique<const RotaryScaling>();
+      QUERN_RETURN_IF_ERROR(
+          make_rope(o.local_rope_, o.local_scaling_.get(), c.local_rope_base));
+    }
   }
   QUERN_RETURN_IF_ERROR(make(o.gather_, "gather_rows",
                              {{"x", TensorMeta{types.rows, {1, c.hidden}}},
@@ -133,8 +160,9 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
 absl::StatusOr<int64_t> DecoderOperators::WorkspaceBytes(
     int64_t max_tokens, int max_workers) const {
   int64_t most = 0;
-  for (const Op* op : {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_,
-                       &k_norm_, &rope_, &gate_, &gather_, &logits_}) {
+  for (const Op* op :
+       {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_, &k_norm_, &rope_,
+        &local_rope_, &gate_, &gather_, &logits_}) {
     if (*op == nullptr) continue;
     QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                            (*op)->WorkspaceBytes(max_tokens, max_workers));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "quern/core/communicator.h"
@@ -19,6 +20,7 @@
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/rope/rotary_scaling.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 
@@ -46,7 +48,6 @@ class DecoderOperators {
                                          int max_workers) const;
   const char* target() const { return norm_->target(); }
   bool has_head_norms() const { return q_norm_ != nullptr; }
-  bool has_rope() const { return rope_ != nullptr; }
   bool has_gate() const { return gate_ != nullptr; }
 
   // x = the rows of the table that `ids` name, scaled; over ranks, `table` is
@@ -73,19 +74,27 @@ class DecoderOperators {
                 Workspace workspace, Executor& executor) const noexcept {
     post_norm_->Execute({x, weight, x}, workspace, executor);
   }
+  // rows = x, with kBareInputs
+  void Copy(const AnyTensorView& x, const AnyTensorView& rows,
+            Executor& executor) const noexcept {
+    copy_->Execute(x, rows, executor);
+  }
   // Applies rms_norm to each head of q and k [tokens, heads, head_dim], with
-  // kHeadNorms.
+  // kHeadNorms; with kWholeNorms to q and k [tokens, 1, columns].
   void HeadNorms(const AnyTensorView& q, const AnyTensorView& q_weight,
                  const AnyTensorView& k, const AnyTensorView& k_weight,
                  Workspace workspace, Executor& executor) const noexcept {
     q_norm_->Execute({q, q_weight, q}, workspace, executor);
     k_norm_->Execute({k, k_weight, k}, workspace, executor);
   }
-  // Applies the rotary embedding to each head of q and k; if has_rope.
-  void Rotate(const AnyTensorView& positions, const AnyTensorView& q,
-              const AnyTensorView& k, Workspace workspace,
-              Executor& executor) const noexcept {
-    rope_->Execute({positions, q, k}, workspace, executor);
+  // Applies the rotary embedding to each head of q and k, unless the config has
+  // none.
+  void Rotate(bool local_layer, const AnyTensorView& positions,
+              const AnyTensorView& q, const AnyTensorView& k,
+              Workspace workspace, Executor& executor) const noexcept {
+    const Op& rope =
+        local_layer && local_rope_ != nullptr ? local_rope_ : rope_;
+    rope->Execute({positions, q, k}, workspace, executor);
   }
   // out = x * sigmoid(gate): f32[tokens, q_cols] twice -> rows of the type that
   // matrices multiply; if has_gate.
@@ -110,9 +119,11 @@ class DecoderOperators {
   using Op = std::unique_ptr<BoundOp>;
   DecoderOperators() = default;
 
-  std::unique_ptr<const RotaryScaling> scaling_;  // borrowed by rope_
-  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, gate_,
-      gather_, logits_;
+  std::optional<ConvertPlan> copy_;
+  // Borrowed by rope_ and local_rope_.
+  std::unique_ptr<const RotaryScaling> scaling_, local_scaling_;
+  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, local_rope_,
+      gate_, gather_, logits_;
 };
 
 }  // namespace quern

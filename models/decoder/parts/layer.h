@@ -75,10 +75,10 @@ class FeedForward {
 };
 
 struct DecoderLayer {
-  AlignedBuffer attn_norm;  // f32[hidden]
+  AlignedBuffer attn_norm;  // f32[hidden]; empty with kBareInputs
   std::unique_ptr<Mixer> mixer;
   AlignedBuffer post_attn_norm;  // f32[hidden], with kPostNorms
-  AlignedBuffer ffn_norm;        // f32[hidden]
+  AlignedBuffer ffn_norm;        // like attn_norm
   std::unique_ptr<FeedForward> feed_forward;
   AlignedBuffer post_ffn_norm;  // f32[hidden], with kPostNorms
 };

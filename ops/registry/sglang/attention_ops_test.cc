@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/core/dtype.h"
 #include "quern/ops/registry/sglang/attention_testutil.h"
 #include "quern/testing/isa_test.h"

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/families/attention/token_cache.h"

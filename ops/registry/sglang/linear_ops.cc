@@ -25,8 +25,8 @@
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/linear.h"
 #include "quern/ops/registry/sglang/packed.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
-#include "quern/packing/sglang_layout.h"
 
 namespace quern {
 namespace {

@@ -12,14 +12,14 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/sglang_pack.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/sglang/packed.h"
+#include "quern/ops/registry/sglang/packing/int8_pack.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
+#include "quern/ops/registry/sglang/packing/pack.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
-#include "quern/packing/sglang_layout.h"
-#include "quern/packing/sglang_pack.h"
 #include "quern/quant/s8s8_compensation.h"
 
 namespace quern {

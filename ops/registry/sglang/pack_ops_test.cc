@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/checksum.h"
+#include "quern/core/algorithms/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/op_dispatcher.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "quern/core/dtype.h"
-#include "quern/packing/sglang_layout.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
 
 namespace quern {
 

@@ -12,12 +12,12 @@ namespace quern {
 
 // convert_weight_packed: weight[n, k] or [experts, n, k] of bf16, f16, i8,
 // f8e4m3 or u8 (two 4-bit codes in a byte), rows dense in k, into SGLang's
-// packed bytes (packing/sglang_layout.h): [.., n, k], for i8 [.., n, k + 4]
-// with the compensation behind each block. n % 16 = 0 (i8, u8: n % 32 = 0) and
-// k % 32 = 0. A matrix of bf16 or f16 with n < 16 becomes f32[k, n], as in
-// SGLang. Our own kernels do not need it: they have another form. pack_vnni is
-// another name for it: the name of SGLang's function for one block of 32
-// columns, which a matrix of n = 32 is.
+// packed bytes (ops/registry/sglang/packing/layout.h): [.., n, k], for i8
+// [.., n, k + 4] with the compensation behind each block. n % 16 = 0 (i8, u8:
+// n % 32 = 0) and k % 32 = 0. A matrix of bf16 or f16 with n < 16 becomes
+// f32[k, n], as in SGLang. Our own kernels do not need it: they have another
+// form. pack_vnni is another name for it: the name of SGLang's function for one
+// block of 32 columns, which a matrix of n = 32 is.
 //
 // s8s8_compensation: out i32[n] = 128 * sum over k of the i8 weights that
 // convert_weight_packed packed, [n, k + 4]. What is stored behind the blocks is
@@ -105,6 +105,20 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // Equations and roundings are those of attention/paged_attention.h. Providers:
 // simd, and reference, with sums in double on the calling thread.
 absl::Status RegisterSglangAttentionOps(OpRegistry& registry);
+
+// Registers what speculation needs between steps: trees of draft tokens
+// (ops/speculation/draft_tree.h) and slots of drafts
+// (ops/speculation/draft_slots.h), with shapes and refusals as there. Masks are
+// u8. tree_mask_mode is 0 (kFull) or 1 (kQueryOnly).
+//
+// verify_tree_greedy_cpu, build_tree_kernel_efficient_cpu,
+// reconstruct_indices_from_tree_mask_cpu; assign_req_to_token_pool_cpu,
+// assign_extend_cache_locs_cpu, assign_draft_cache_locs_contiguous_cpu,
+// build_draft_decode_metadata_cpu, fill_bonus_tokens_cpu,
+// fill_accept_out_cache_loc_cpu, rotate_input_ids_cpu.
+//
+// Provider: reference, plain loops.
+absl::Status RegisterSglangSpeculationOps(OpRegistry& registry);
 
 }  // namespace quern
 

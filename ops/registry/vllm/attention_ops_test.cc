@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/cache/page_table.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"

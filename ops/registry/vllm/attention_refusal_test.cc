@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/op_dispatcher.h"

@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
-#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/testing/paged_attention_testutil.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"

@@ -1,6 +1,5 @@
 #include "quern/ops/registry/families/attention/mla_ops.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -21,12 +20,12 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/linear_weights.h"
 #include "quern/ops/mla/mla.h"
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/attention/step_workspace.h"
+#include "quern/ops/registry/families/linear/example_weights.h"
 #include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/mla.h"
@@ -177,37 +176,20 @@ absl::Status FillResult(Spec& spec, const OpCall& call) {
 constexpr int64_t kHidden = 16, kHeads = 2, kLatent = 8, kNope = 4, kRope = 4;
 constexpr int64_t kValue = 4;
 
-std::vector<float> Codes(int64_t n, int64_t k) {
-  std::vector<float> codes(static_cast<size_t>(n * k));
-  for (size_t i = 0; i < codes.size(); ++i) {
-    codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 16;
-  }
-  return codes;
-}
-LinearWeights Matrix(int64_t n, int64_t k) {
-  const std::vector<float> codes = Codes(n, k);
-  LinearWeightsSpec spec;
-  spec.n = n;
-  spec.k = k;
-  spec.format = WeightFormat::kF32;
-  LinearSource source;
-  source.codes = DenseMatrix<const float>(codes.data(), n, k);
-  InlineExecutor executor;
-  const auto packed = LinearWeights::Pack(spec, {source}, executor);
-  QUERN_CHECK(packed.ok());
-  return *packed;
-}
-const MlaWeights* ExampleWeights() {
+constexpr float kUnit = 1.0f / 16;
+
+const MlaWeights* ExampleLayer() {
   static const MlaWeights* const weights = [] {
     auto* made = new MlaWeights;
-    made->q = Matrix(kHeads * (kNope + kRope), kHidden);
-    made->kv_a = Matrix(kLatent + kRope, kHidden);
-    made->out = Matrix(kHidden, kHeads * kValue);
+    made->q = ExampleWeights(kHeads * (kNope + kRope), kHidden, kUnit);
+    made->kv_a = ExampleWeights(kLatent + kRope, kHidden, kUnit);
+    made->out = ExampleWeights(kHidden, kHeads * kValue, kUnit);
     MlaSpec spec;
     spec.heads = kHeads;
     spec.nope = kNope;
     spec.v_head_dim = kValue;
-    const std::vector<float> kv_b = Codes(kHeads * (kNope + kValue), kLatent);
+    const std::vector<float> kv_b =
+        ExampleValues(kHeads * (kNope + kValue), kLatent, kUnit);
     InlineExecutor executor;
     QUERN_CHECK(PackKvB(spec,
                         DenseMatrix<const float>(
@@ -255,7 +237,7 @@ NamedArgs Example(DType dtype) {
           {"positions", TensorMeta{DType::kI64, {4}}},
           {"kv_norm", TensorMeta{dtype, {kLatent}}},
           {"cache", TensorMeta{DType::kU8, {2, ExampleLayout()->page_bytes()}}},
-          {"weights", ExampleWeights()},
+          {"weights", ExampleLayer()},
           {"layout", ExampleLayout()},
           {"rope", ExampleRope(dtype)},
           {"step", &step}};

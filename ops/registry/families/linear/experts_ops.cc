@@ -1,16 +1,13 @@
 #include "quern/ops/registry/families/linear/experts_ops.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
@@ -24,6 +21,7 @@
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/moe/router.h"
 #include "quern/ops/moe/router_spec.h"
+#include "quern/ops/registry/families/linear/example_weights.h"
 #include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/experts.h"
@@ -285,27 +283,11 @@ const ExpertWeights* ExampleExperts() {
   static const ExpertWeights* const experts = [] {
     constexpr int64_t kHidden = 32, kInter = 16;
     auto* made = new ExpertWeights;
-    InlineExecutor executor;
-    const auto pack = [&executor](int64_t n, int64_t k, bool gated, int seed) {
-      std::vector<float> codes(static_cast<size_t>(n * k));
-      for (size_t i = 0; i < codes.size(); ++i) {
-        const int v = static_cast<int>(i) * (7 + 2 * seed) % 17;
-        codes[i] = static_cast<float>(v - 8) / 128;
-      }
-      LinearWeightsSpec spec;
-      spec.n = n;
-      spec.k = k;
-      spec.format = WeightFormat::kF32;
-      spec.gated = gated;
-      LinearSource source;
-      source.codes = DenseMatrix<const float>(codes.data(), n, k);
-      auto packed = LinearWeights::Pack(spec, {source}, executor);
-      QUERN_CHECK(packed.ok());
-      return *packed;
-    };
-    for (int e = 0; e < 128; ++e) {
-      made->gate_up.push_back(pack(2 * kInter, kHidden, true, e));
-      made->down.push_back(pack(kHidden, kInter, false, e));
+    for (int64_t e = 0; e < 128; ++e) {
+      const float unit = 1.0f / 128;
+      made->gate_up.push_back(
+          ExampleWeights(2 * kInter, kHidden, unit, 7 + 2 * e, true));
+      made->down.push_back(ExampleWeights(kHidden, kInter, unit, 7 + 2 * e));
     }
     return made;
   }();

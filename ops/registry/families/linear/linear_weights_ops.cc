@@ -1,22 +1,19 @@
 #include "quern/ops/registry/families/linear/linear_weights_ops.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/families/linear/example_weights.h"
 #include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/families/linear/linear_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -56,23 +53,8 @@ absl::Status CheckOneView(const Args& args) {
 
 // An example with weights of 48 x 64, for listings and tests.
 NamedArgs Example(DType dtype) {
-  static const LinearWeights* const weights = [] {
-    constexpr int64_t kN = 48, kK = 64;
-    std::vector<float> codes(kN * kK);
-    for (size_t i = 0; i < codes.size(); ++i) {
-      codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 8;
-    }
-    LinearWeightsSpec spec;
-    spec.n = kN;
-    spec.k = kK;
-    spec.format = WeightFormat::kF32;
-    LinearSource source;
-    source.codes = DenseMatrix<const float>(codes.data(), kN, kK);
-    InlineExecutor executor;
-    auto packed = LinearWeights::Pack(spec, {source}, executor);
-    QUERN_CHECK(packed.ok());
-    return new LinearWeights(*packed);
-  }();
+  static const auto* const weights =
+      new LinearWeights(ExampleWeights(48, 64, 1.0f / 8));
   return {{"x", TensorMeta{dtype, {4, 64}}}, {"weights", weights}};
 }
 

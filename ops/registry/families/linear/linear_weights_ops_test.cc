@@ -19,7 +19,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"
@@ -57,7 +57,7 @@ TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
   shape.m = 3;
   shape.n = 48;
   shape.k = 96;
-  for (const FormatCase& format : kEveryFormat) {
+  for (const WeightCase& format : kEveryFormat) {
     for (const bool with_bias : {false, true}) {
       shape.bias = with_bias;
       SCOPED_TRACE(testing::Message() << format << " bias " << with_bias);
@@ -96,7 +96,9 @@ TEST_P(LinearWeightsOpsTest, RoundsRowsOfInt4AsThePlanDoes) {
   shape.n = 48;
   shape.k = 96;
   const LinearWeights weights =
-      RealWeights(rng_, {WeightFormat::kI4Group, true}, shape).Pack(executor_);
+      RealWeights(rng_, {WeightFormat::kI4Group, WeightLayout::kNK, true},
+                  shape)
+          .Pack(executor_);
   Floats x = UniformReals<float>(rng_, shape.m * shape.k);
   LinearSpec spec;
   spec.a = spec.c = DType::kF32;

@@ -6,6 +6,7 @@
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/families/recurrent/recurrent_ops.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/reference/recurrent.h"
 
 namespace quern {
@@ -34,7 +35,7 @@ Op DeltaOp(const char* name) {
   op.In("q", &Args::q, {kRows, &Spec::key_heads, &Spec::dk}, &Spec::dtype)
       .In("k", &Args::k)
       .In("v", &Args::v, {kAny, &Spec::value_heads, &Spec::dv})
-      .In("g", &Args::g)
+      .In("g", &Args::g, {}, &Spec::g_dtype)
       .Then(&FillDecay)
       .In("beta", &Args::beta, {}, &Spec::beta_dtype)
       .InOut("state", &Args::state, nullptr, {kAny, kAny, kAny, kAny},
@@ -42,11 +43,16 @@ Op DeltaOp(const char* name) {
   return op;
 }
 
-absl::Status AddDelta(Op& op, OpRegistry& registry) {
-  return op.Attr("use_qk_l2norm", false)
+// `starts`: the operator has no query_start_loc yet.
+absl::Status AddDelta(Op& op, bool starts, OpRegistry& registry) {
+  op.Attr("use_qk_l2norm", false)
       .Then(&FillNorm)
       .Attr("scale", 0.0, &Spec::scale)
-      .Attr("null_slot", int64_t{-1}, &Spec::null_slot)
+      .Attr("null_slot", int64_t{-1}, &Spec::null_slot);
+  if (starts) {
+    op.Maybe("query_start_loc", &Args::starts, {kAny}, IndexDType<Spec>());
+  }
+  return OrDrafts(op, "state_indices", "destination_indices")
       .Out("out", &Args::out, Like("v"), Like("v"))
       .InPlace("v", "out")
       .Reference([](const Spec& spec, const Args& args) {
@@ -67,11 +73,11 @@ absl::Status AddDelta(Op& op, OpRegistry& registry) {
 
 absl::Status RegisterDeltaRuleOps(OpRegistry& registry) {
   Op chunks = DeltaOp("chunk_gated_delta_rule");
-  InBatch(chunks, "state_indices");
-  QUERN_RETURN_IF_ERROR(AddDelta(chunks, registry));
+  InBatch(chunks, "state_indices", {});
+  QUERN_RETURN_IF_ERROR(AddDelta(chunks, /*starts=*/false, registry));
   Op update = DeltaOp("gated_delta_rule_update");
-  InTokens(update, "state_indices").Given(&Spec::chunk, int64_t{1});
-  return AddDelta(update, registry);
+  InTokens(update, "state_indices", {}).Given(&Spec::chunk, int64_t{1});
+  return AddDelta(update, /*starts=*/true, registry);
 }
 
 }  // namespace quern

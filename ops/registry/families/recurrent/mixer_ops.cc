@@ -1,6 +1,5 @@
 #include "quern/ops/registry/families/recurrent/mixer_ops.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
@@ -8,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -21,6 +19,7 @@
 #include "quern/ops/mixer/mamba_mixer2.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/short_conv.h"
+#include "quern/ops/registry/families/linear/example_weights.h"
 #include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -102,22 +101,8 @@ absl::Status CheckDivisor(const OpCall& call, const char* field, int64_t value,
 // Weights for listings and tests, which live as long as the program.
 template <int64_t kN, int64_t kK>
 Weights* Some() {
-  static Weights* const weights = [] {
-    std::vector<float> codes(kN * kK);
-    for (size_t i = 0; i < codes.size(); ++i) {
-      codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 16;
-    }
-    LinearWeightsSpec spec;
-    spec.n = kN;
-    spec.k = kK;
-    spec.format = WeightFormat::kF32;
-    LinearSource source;
-    source.codes = DenseMatrix<const float>(codes.data(), kN, kK);
-    InlineExecutor executor;
-    const auto packed = LinearWeights::Pack(spec, {source}, executor);
-    QUERN_CHECK(packed.ok());
-    return new LinearWeights(*packed);
-  }();
+  static Weights* const weights =
+      new LinearWeights(ExampleWeights(kN, kK, 1.0f / 16));
   return weights;
 }
 

@@ -1,7 +1,7 @@
-// Forms of the recurrent operators' arguments that vLLM and SGLang pass: beta
-// of bf16, b and c of another dtype than x, Mamba-1 without a dimension of
-// heads, and more slots than sequences. Each gives the bits of the form that
-// means the same.
+// Forms of the recurrent operators' arguments that vLLM and SGLang pass: gates
+// of bf16, dense windows, b and c of another dtype than x, Mamba-1 without a
+// dimension of heads, and more slots than sequences. Each gives the bits of the
+// form that means the same.
 
 #include <cstddef>
 #include <cstdint>
@@ -120,7 +120,7 @@ class RecurrentFormsTest : public OpFixture {
 };
 QUERN_INSTANTIATE_ISA_TEST(RecurrentFormsTest);
 
-TEST_P(RecurrentFormsTest, BetaMayBeBf16) {
+TEST_P(RecurrentFormsTest, GatesMayBeBf16) {
   Tensor q = Reals({kTokens, 1, 6}), k = Reals({kTokens, 1, 6});
   Tensor v = Reals({kTokens, 2, 10}), g = Reals({kTokens, 2}, -1, 0);
   const Tensor beta = Reals({kTokens, 2}, 0, 1);
@@ -129,13 +129,14 @@ TEST_P(RecurrentFormsTest, BetaMayBeBf16) {
     SCOPED_TRACE(provider);
     Tensor states[] = {state, state};
     Tensor betas[] = {beta, beta.As(DType::kBF16)};
+    Tensor gs[] = {g, g.As(DType::kBF16)};
     Tensor outs[2];
     for (const size_t i : {0, 1}) {
       outs[i] = Call(provider, "chunk_gated_delta_rule",
                      {{"q", &q},
                       {"k", &k},
                       {"v", &v},
-                      {"g", &g},
+                      {"g", &gs[i]},
                       {"beta", &betas[i]},
                       {"state", &states[i]}},
                      "state_indices", slots_, out);
@@ -223,6 +224,48 @@ TEST_P(RecurrentFormsTest, Mamba1NeedsNoDimensionOfHeads) {
     EXPECT_TRUE(have_out == want_out);
     EXPECT_TRUE(have == want);
     EXPECT_FALSE(have == state);
+  }
+}
+
+// conv_states[slots, channels, width - 1], dense, and with more inputs than a
+// state has.
+TEST_P(RecurrentFormsTest, WindowsMayLieSideBySideForEachChannel) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t width : {2, 3, 4}) {
+      for (const int64_t more : {0, 2}) {
+        // More than a block of channels, and a tail.
+        constexpr int64_t kChannels = 549;
+        const int64_t rows = width - 1 + more;
+        Tensor x = Reals({kTokens, kChannels}).As(dtype);
+        Tensor weight = Reals({kChannels, width});
+        Tensor state = Reals({kSlots, rows, kChannels}).As(dtype);
+        const auto dense = [&](const Tensor& from) {
+          Tensor to = from.As({kSlots, kChannels, rows});
+          for (int64_t i = 0; i < kSlots * rows * kChannels; ++i) {
+            const int64_t c = i % kChannels, r = i / kChannels % rows;
+            const int64_t slot = i / kChannels / rows;
+            const auto at =
+                static_cast<size_t>((slot * kChannels + c) * rows + r);
+            to.floats[at] = from.floats[static_cast<size_t>(i)];
+            to.halves[at] = from.halves[static_cast<size_t>(i)];
+          }
+          return to;
+        };
+        for (const char* provider : kProviders) {
+          SCOPED_TRACE(testing::Message() << provider << " width " << width);
+          Tensor want = state, have = dense(state);
+          const auto call = [&](Tensor& s) {
+            return Call(provider, "causal_conv1d_fn",
+                        {{"x", &x}, {"weight", &weight}, {"conv_states", &s}},
+                        "cache_indices", slots_, x);
+          };
+          const Tensor want_out = call(want);
+          EXPECT_TRUE(call(have) == want_out);
+          EXPECT_TRUE(have == dense(want));
+          EXPECT_FALSE(have == dense(state));
+        }
+      }
+    }
   }
 }
 

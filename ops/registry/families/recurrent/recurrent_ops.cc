@@ -13,6 +13,7 @@
 #include "quern/ops/recurrent/state_update.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/reference/recurrent.h"
 
 namespace quern {
@@ -42,19 +43,26 @@ Conv& States(Conv& op, const char* name) {
                                  ? "rows of conv_state"
                                  : "rows of conv_states");
 }
-absl::Status AddConv(Conv& op, const char* activation,
+// `starts`: the operator has no query_start_loc yet.
+absl::Status AddConv(Conv& op, const char* states, const char* activation,
+                     const char* indices, bool starts,
                      std::vector<OpExampleArg> example, OpRegistry& registry) {
   using Spec = CausalConv1dSpec;
-  return op
-      .Choice<ConvActivation>("activation", activation,
-                              {{"none", ConvActivation::kNone},
-                               {"", ConvActivation::kNone},
-                               {"silu", ConvActivation::kSilu},
-                               {"swish", ConvActivation::kSilu}},
-                              &Spec::activation)
-      .Attr("null_slot", int64_t{-1}, &Spec::null_slot)
+  op.Choice<ConvActivation>("activation", activation,
+                            {{"none", ConvActivation::kNone},
+                             {"", ConvActivation::kNone},
+                             {"silu", ConvActivation::kSilu},
+                             {"swish", ConvActivation::kSilu}},
+                            &Spec::activation)
+      .Attr("null_slot", int64_t{-1}, &Spec::null_slot);
+  if (starts) {
+    op.Maybe("query_start_loc", &ConvArgs::starts, {kAny}, IndexDType<Spec>());
+  }
+  return OrDrafts(op, indices, "destination_indices")
       // Shapes are refused as the plan refuses: a plan costs little.
-      .Then([](Spec& spec, const OpCall&) {
+      .Then([states](Spec& spec, const OpCall& call) {
+        spec.state_layout =
+            ConvStateLayoutOf(*call.Tensor(states), spec.channels);
         return CausalConv1dPlan::Create(spec).status();
       })
       .Out("out", &ConvArgs::out, Like("x"), Like("x"))
@@ -68,8 +76,8 @@ absl::Status AddConv(Conv& op, const char* activation,
 
 absl::Status RegisterConvFn(OpRegistry& registry) {
   Conv op("causal_conv1d_fn");
-  InBatch(States(Weight(X(op)), "conv_states"), "cache_indices");
-  return AddConv(op, "silu",
+  InBatch(States(Weight(X(op)), "conv_states"), "cache_indices", {});
+  return AddConv(op, "conv_states", "silu", "cache_indices", /*starts=*/false,
                  {{"x", {4, 16}},
                   {"weight", {16, 4}},
                   {"conv_states", {128, 3, 16}},
@@ -79,8 +87,9 @@ absl::Status RegisterConvFn(OpRegistry& registry) {
 
 absl::Status RegisterConvUpdate(OpRegistry& registry) {
   Conv op("causal_conv1d_update");
-  InTokens(Weight(States(X(op), "conv_state")), "conv_state_indices");
-  return AddConv(op, "none",
+  InTokens(Weight(States(X(op), "conv_state")), "conv_state_indices", {});
+  return AddConv(op, "conv_state", "none", "conv_state_indices",
+                 /*starts=*/true,
                  {{"x", {4, 16}},
                   {"conv_state", {128, 2, 16}},
                   {"weight", {16, 3}},
@@ -160,12 +169,13 @@ absl::Status RegisterStateUpdate(OpRegistry& registry) {
       .Maybe("d", &Args::d)
       .Maybe("z", &Args::z)
       .Maybe("dt_bias", &Args::dt_bias);
-  InTokens(op, "state_batch_indices")
+  InTokens(op, "state_batch_indices", {})
       .Maybe("query_start_loc", &Args::starts, {kAny}, IndexDType<Spec>())
       .Finish(&AddHead);
-  return op.Attr("dt_softplus", false)
+  op.Attr("dt_softplus", false)
       .Then(&FillDelta)
-      .Attr("null_slot", int64_t{-1}, &Spec::null_slot)
+      .Attr("null_slot", int64_t{-1}, &Spec::null_slot);
+  return OrDrafts(op, "state_batch_indices", "dst_state_batch_indices")
       .Out("out", &Args::out, Like("x"), Like("x"))
       .Rows("x")
       .InPlace("x", "out")

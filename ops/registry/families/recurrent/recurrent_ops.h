@@ -11,25 +11,29 @@ namespace quern {
 // skip, whose outputs are zeros. The names are vLLM's and SGLang's, but for
 // gated_delta_rule_update, which theirs fuse with the gates.
 //
-// Where a line names two operators, the first takes sequences of any length, by
-// query_start_loc [sequences + 1] and has_initial_state u8[sequences]; without
-// query_start_loc every token is a sequence, as in the second. With
-// query_start_loc there may be more state indices than sequences, as an engine
-// has that pads its batch; those beyond are not read. Providers: simd,
-// and reference, which computes in double, token by token, and rounds where
-// simd rounds when it goes token by token. What is returned may be x, v or z
-// itself, as the headers of ops/recurrent say; states lie apart from all else.
-// WorkspaceBytes takes the tokens of a
-// step for max_rows, whatever the first tensor is.
+// Sequences have any length, by query_start_loc [sequences + 1]; without it
+// every token is a sequence. Where a line names two operators, the first also
+// takes has_initial_state u8[sequences]. With query_start_loc there may be more
+// state indices than sequences, as an engine has that pads its batch; those
+// beyond are not read. Providers: simd, and reference, which computes in
+// double, token by token, and rounds where simd rounds when it goes token by
+// token. What is returned may be x, v or z itself, as the headers of
+// ops/recurrent say; states lie apart from all else. WorkspaceBytes takes the
+// tokens of a step for max_rows, whatever the first tensor is.
 
+// Slots are [sequences], or for drafts [sequences, columns], dense, with
+// num_accepted_tokens [sequences]; destinations are [sequences] or [sequences,
+// columns]. See SequenceBatch. There may be more rows than sequences.
+//
 // chunk_gated_delta_rule, gated_delta_rule_update: ops/recurrent/delta_rule.h.
-// g is f32[tokens, value_heads], or [tokens, value_heads, dk] for KDA. beta is
-// f32, bf16 or f16. The state may have another dtype than q.
+// g is [tokens, value_heads], or [tokens, value_heads, dk] for KDA. g and beta
+// are each f32, bf16 or f16. The state may have another dtype than q.
 // chunk_gated_delta_rule goes by chunks of tokens where the plan does.
 absl::Status RegisterDeltaRuleOps(OpRegistry& registry);
 
 // causal_conv1d_fn, causal_conv1d_update: ops/recurrent/causal_conv1d.h.
-// conv_states are [slots, width - 1 or more, channels].
+// conv_states are [slots, width - 1 or more, channels], or where only that fits
+// [slots, channels, width - 1 or more].
 //
 // selective_state_update: ops/recurrent/state_update.h, with query_start_loc
 // where sequences have several tokens. a is [heads, head_dim, d_state]

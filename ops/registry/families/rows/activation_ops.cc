@@ -1,6 +1,5 @@
 #include "quern/ops/registry/families/rows/activation_ops.h"
 
-#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "quern/ops/activation/activation.h"
 #include "quern/ops/activation/activation_spec.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/families/rows/gated_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/activation.h"
 
@@ -24,35 +24,13 @@ struct Args {
   AnyTensorView x, out;
 };
 using Unary = OpDeclaration<ActivationPlan, ActivationSpec, Args>;
-using Gated = OpDeclaration<ActAndMulPlan, ActAndMulSpec, Args>;
 
-template <class Plan>
-absl::Status Check(const Plan& plan, const Args& args) {
+absl::Status Check(const ActivationPlan& plan, const Args& args) {
   return plan.CheckArgs(args.x, args.out);
 }
-template <class Plan>
-void Execute(const Plan& plan, const Args& args, Workspace,
+void Execute(const ActivationPlan& plan, const Args& args, Workspace,
              Executor& executor) {
   plan.Execute(args.x, args.out, executor);
-}
-
-NativeActivation NativeOf(Activation activation) {
-  switch (activation) {
-    case Activation::kGelu:
-      return NativeActivation::kGelu;
-    case Activation::kGeluTanh:
-      return NativeActivation::kGeluTanh;
-    case Activation::kQuickGelu:
-      return NativeActivation::kQuickGelu;
-    case Activation::kRelu2:
-      return NativeActivation::kRelu2;
-    case Activation::kFatrelu:
-      return NativeActivation::kFatrelu;
-    case Activation::kXielu:
-      return NativeActivation::kXielu;
-    default:
-      return NativeActivation::kSilu;
-  }
 }
 
 template <NativeActivation kNative>
@@ -73,48 +51,6 @@ void NativeGelu(const ActivationSpec& spec, const Args& args) {
   }
 }
 
-// The cutoff of one row, with mean, deviation and cutoff each rounded by rd.
-// The quantile stays f32.
-float NativeCutoff(const ScalarRow& gate, int64_t n, float quantile,
-                   const NativeRound& rd) {
-  double sum = 0, squares = 0;
-  for (int64_t i = 0; i < n; ++i) sum += double{gate[i]};
-  const double mean = sum / static_cast<double>(n);
-  for (int64_t i = 0; i < n; ++i) {
-    squares += (double{gate[i]} - mean) * (double{gate[i]} - mean);
-  }
-  const float deviation =
-      rd(static_cast<float>(std::sqrt(squares / static_cast<double>(n))));
-  return rd(rd(static_cast<float>(mean)) + rd(deviation * quantile));
-}
-
-void NativeGated(const ActAndMulSpec& spec, const Args& args) {
-  const int64_t d = spec.d;
-  const bool pairs = spec.order == GateOrder::kInterleaved;
-  const NativeRound rd(spec.x_dtype);
-  const float quantile =
-      spec.sparsity == 0.0 ? 0.0f
-                           : static_cast<float>(NormalQuantile(spec.sparsity));
-  for (int64_t t = 0; t < RowsOf(args.x); ++t) {
-    const ScalarRow x(args.x, t), out(args.out, t);
-    const float cutoff =
-        spec.sparsity == 0.0 ? 0.0f : NativeCutoff(x, d, quantile, rd);
-    for (int64_t i = 0; i < d; ++i) {
-      float gate = x[pairs ? 2 * i : i], up = x[pairs ? 2 * i + 1 : d + i];
-      if (spec.order == GateOrder::kGateSecond) std::swap(gate, up);
-      if (spec.sparsity != 0.0) {
-        const float above = rd(gate - cutoff);
-        gate = above < 0.0f ? 0.0f : above;
-      }
-      out.Set(i, spec.activation == Activation::kSwigluOai
-                     ? NativeSwigluOai(spec.params, gate, up, rd)
-                     : NativeActivate(NativeOf(spec.activation), spec.params,
-                                      gate, rd) *
-                           up);
-    }
-  }
-}
-
 // An operator that maps x[..., n] to [..., n].
 Unary UnaryOp(const char* name, Activation activation,
               void (*reference)(const ActivationSpec&, const Args&)) {
@@ -125,26 +61,8 @@ Unary UnaryOp(const char* name, Activation activation,
       .Given(&Spec::activation, activation)
       .Out("out", &Args::out, Like("x"), Like("x"))
       .InPlace("x", "out")
-      .Calls(&Check<ActivationPlan>, &Execute<ActivationPlan>)
+      .Calls(&Check, &Execute)
       .Reference(reference)
-      .Example({{"x", {4, 64}}});
-  return op;
-}
-
-// One that maps x[..., 2 d], a gate and what it is multiplied with, to [...,
-// d].
-Gated GatedOp(const char* name, Activation activation,
-              GateOrder order = GateOrder::kGateFirst) {
-  using Spec = ActAndMulSpec;
-  Gated op(name);
-  op.In("x", &Args::x, {kLeading, Times(2, &Spec::d)},
-        {&Spec::x_dtype, &Spec::out_dtype})
-      .Given(&Spec::activation, activation)
-      .Given(&Spec::order, order)
-      .Out("out", &Args::out, {Like("x"), &Spec::d}, Like("x"))
-      .InPlace("x", "out")
-      .Calls(&Check<ActAndMulPlan>, &Execute<ActAndMulPlan>)
-      .Reference(&NativeGated)
       .Example({{"x", {4, 64}}});
   return op;
 }
@@ -208,22 +126,24 @@ float& Threshold(ActAndMulSpec& s) { return s.params.threshold; }
 
 absl::Status RegisterGated(OpRegistry& r) {
   using Spec = ActAndMulSpec;
-  QUERN_RETURN_IF_ERROR(GatedOp("silu_and_mul", Activation::kSilu).AddTo(r));
   QUERN_RETURN_IF_ERROR(
-      GatedOp("mul_and_silu", Activation::kSilu, GateOrder::kGateSecond)
+      GatedOp("silu_and_mul", "x", Activation::kSilu).AddTo(r));
+  QUERN_RETURN_IF_ERROR(
+      GatedOp("mul_and_silu", "x", Activation::kSilu, GateOrder::kGateSecond)
           .AddTo(r));
-  Gated gelu = GatedOp("gelu_and_mul", Activation::kGelu);
+  GatedDeclaration gelu = GatedOp("gelu_and_mul", "x", Activation::kGelu);
   QUERN_RETURN_IF_ERROR(Approximate(gelu, &Spec::activation).AddTo(r));
-  Gated sparse = GatedOp("gelu_and_mul_sparse", Activation::kGelu);
+  GatedDeclaration sparse =
+      GatedOp("gelu_and_mul_sparse", "x", Activation::kGelu);
   sparse.Attr("activation_sparsity", 0.95, &Spec::sparsity)
       .Then(&CheckSparsity);
   QUERN_RETURN_IF_ERROR(Approximate(sparse, &Spec::activation).AddTo(r));
-  QUERN_RETURN_IF_ERROR(GatedOp("swigluoai_and_mul", Activation::kSwigluOai,
-                                GateOrder::kInterleaved)
+  QUERN_RETURN_IF_ERROR(GatedOp("swigluoai_and_mul", "x",
+                                Activation::kSwigluOai, GateOrder::kInterleaved)
                             .Attr("alpha", 1.702, &Alpha)
                             .Attr("limit", 7.0, &Limit)
                             .AddTo(r));
-  return GatedOp("fatrelu_and_mul", Activation::kFatrelu)
+  return GatedOp("fatrelu_and_mul", "x", Activation::kFatrelu)
       .Attr("threshold", 0.0, &Threshold)
       .AddTo(r);
 }

@@ -60,6 +60,7 @@ absl::Status RegisterGateOps(OpRegistry& registry) {
       .DTypeAttr("out_dtype", Like("x"), &Spec::out_dtype)
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
+      .OrHeads()
       .Calls(&Check, &Execute)
       .Reference(&Native)
       .Example({{"x", {4, 64}}, {"gate", {4, 64}}})

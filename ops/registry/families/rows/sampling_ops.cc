@@ -36,7 +36,6 @@ struct Sampler : SamplerPlan {
     QUERN_ASSIGN_OR_RETURN(const SamplerPlan plan, SamplerPlan::Create(spec));
     return Sampler{plan, spec};
   }
-  const char* target() const { return "scalar"; }
   Spec made_of;
 };
 
@@ -74,8 +73,7 @@ absl::Status RegisterSamplingOps(OpRegistry& registry) {
       })
       .Out("out", &Args::tokens, {kRows}, DType::kI32)
       .Layer()
-      .Provider("reference",
-                [](const Spec& s, const OpCall&) { return Sampler::Create(s); })
+      .Providers({"simd", "reference"})
       .Calls(&Check, &Execute)
       .Example({{"logits", {4, 64}}, {"step", &ExampleStep}})
       .AddTo(registry);

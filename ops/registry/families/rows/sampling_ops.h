@@ -15,7 +15,8 @@ struct SamplingStep {
 };
 
 // sample: logits f32[rows, vocab] -> the token of each row, i32[rows]. The
-// equation is in ops/sampling/sampler.h. Its only provider is reference.
+// equation is in ops/sampling/sampler.h. A token does not depend on the
+// instruction set, so the provider reference is the same code as simd.
 absl::Status RegisterSamplingOps(OpRegistry& registry);
 
 }  // namespace quern

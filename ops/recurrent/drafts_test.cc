@@ -1,0 +1,400 @@
+// Several states for a sequence: each operator on drafts, against single decode
+// steps.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/recurrent/causal_conv1d.h"
+#include "quern/ops/recurrent/delta_rule.h"
+#include "quern/ops/recurrent/delta_rule_testutil.h"
+#include "quern/ops/recurrent/recurrent_fixture_testutil.h"
+#include "quern/ops/recurrent/sequence_batch.h"
+#include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/state_update.h"
+#include "quern/ops/recurrent/state_update_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr int64_t kSlots = 32;
+constexpr int64_t kTokens = 32;
+
+// Five sequences: one of four tokens that goes on from its third slot, one
+// of no tokens, one that is skipped, one that begins anew and keeps the state
+// after two of its tokens alone, and one of more tokens than a chunk, which
+// goes on from its last slot. Token 0 is padding.
+constexpr int64_t kColumns = 18;
+Sequences Drafts() {
+  constexpr int64_t kNull = -1, kUnread = 77;
+  Sequences s = {{}, {1, 5, 5, 8, 13, 31}, {1, 1, 1, 0, 1}};
+  const std::vector<std::vector<int64_t>> rows = {
+      {3, 9, 1, 12},
+      {kUnread},
+      {kNull},
+      {kNull, 5, kNull, kNull, 7},
+      {13, 14, 31, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 30}};
+  for (const std::vector<int64_t>& row : rows) {
+    s.slots.insert(s.slots.end(), row.begin(), row.end());
+    s.slots.insert(s.slots.end(), kColumns - row.size(), kUnread);
+  }
+  // Where it begins does not matter to a fresh sequence, but for null_slot.
+  s.accepted = {3, 0, 1, 2, 18};
+  s.columns = kColumns;
+  return s;
+}
+
+// The same with sources apart, two of which are one slot.
+Sequences Apart() {
+  Sequences s = Drafts();
+  s.destinations = s.slots;
+  s.destination_columns = kColumns;
+  s.slots = {2, 0, -1, 29, 2};
+  s.columns = 1;
+  s.accepted.clear();
+  return s;
+}
+
+// One destination of a sequence: that of its last token. Sequence 0 writes what
+// it has read.
+Sequences LastAlone() {
+  Sequences s = Apart();
+  s.destinations = {2, 77, 77, -1, 6};
+  s.destination_columns = 1;
+  s.slots = {2, 0, -1, 29, 4};
+  return s;
+}
+
+using Codes = std::vector<uint32_t>;
+template <typename Bits>
+Codes Part(const Bits& all, int64_t i, int64_t parts) {
+  const auto size = all.size() / static_cast<size_t>(parts);
+  const auto first = all.begin() + static_cast<int64_t>(size) * i;
+  return Codes(first, first + static_cast<int64_t>(size));
+}
+
+// The drafts have the bits of a decode step for each token, in the outputs and
+// in all slots; slots that are no destination keep theirs. make(): the same
+// data each time, of kTokens tokens and kSlots slots.
+template <typename Fixture, typename Plan, typename Make>
+void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
+                  const Sequences& sequences) {
+  const auto untouched = make(), once = make();
+  std::vector<Codes> slots, rows;
+  for (int64_t i = 0; i < kSlots; ++i) {
+    slots.push_back(Part(untouched.state().bits(), i, kSlots));
+  }
+  for (int64_t t = 0; t < kTokens; ++t) {
+    rows.push_back(Part(untouched.out().bits(), t, kTokens));
+  }
+  const SequenceBatch batch = sequences.batch();
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const auto data = make();
+    for (int64_t t = batch.begin(s); t < batch.end(s); ++t) {
+      const int64_t source = batch.source(s);
+      const auto at = static_cast<int32_t>(t);
+      const auto initial =
+          static_cast<uint8_t>(batch.fresh(s) && t == batch.begin(s) ? 0 : 1);
+      fixture.Run(plan, data, {{source}, {at, at + 1}, {initial}});
+      rows[static_cast<size_t>(t)] = Part(data.out().bits(), t, kTokens);
+      if (source == -1) continue;
+      const int64_t to = batch.destination(s, t - batch.begin(s), -1);
+      if (to == -1) continue;
+      slots[static_cast<size_t>(to)] =
+          Part(data.state().bits(), source, kSlots);
+    }
+  }
+  for (const int workers : {1, 64}) {
+    SCOPED_TRACE(testing::Message() << workers << " workers");
+    const auto data = make();
+    ManyWorkers many(workers);
+    fixture.Run(plan, data, sequences, many);
+    for (int64_t i = 0; i < kSlots; ++i) {
+      EXPECT_EQ(Part(data.state().bits(), i, kSlots),
+                slots[static_cast<size_t>(i)])
+          << "slot " << i;
+    }
+    for (int64_t t = 0; t < kTokens; ++t) {
+      EXPECT_EQ(Part(data.out().bits(), t, kTokens),
+                rows[static_cast<size_t>(t)])
+          << "token " << t;
+    }
+  }
+}
+
+template <typename AnyPlan, bool kWorkspace = true>
+class DraftsFixture : public RecurrentFixture<AnyPlan, kWorkspace> {
+ public:
+  using RecurrentFixture<AnyPlan, kWorkspace>::Run;
+  template <typename Spec, typename Make>
+  void ExpectDecodeOf(const Spec& spec, const Make& make) {
+    const AnyPlan plan = this->Plan(spec);
+    for (const Sequences& sequences : {Drafts(), Apart(), LastAlone()}) {
+      ExpectDecode(*this, plan, make, sequences);
+    }
+  }
+};
+
+class DeltaRuleDraftsTest : public DraftsFixture<DeltaRulePlan> {};
+QUERN_INSTANTIATE_ISA_TEST(DeltaRuleDraftsTest);
+
+TEST_P(DeltaRuleDraftsTest, HaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const DType state : kFloats) {
+    for (const bool kda : {false, true}) {
+      DeltaRuleSpec spec;
+      spec.key_heads = 1;
+      spec.value_heads = 2;
+      // Blocks of 16 columns, and a tail.
+      spec.dk = kda ? 130 : 11;
+      spec.dv = 37;
+      spec.dtype = kda ? DType::kBF16 : DType::kF32;
+      spec.state_dtype = state;
+      spec.norm = DeltaNorm::kL2;
+      if (kda) spec.decay = DeltaDecay::kPerChannel;
+      const auto values = DeltaRuleData::Random(spec, kTokens, kSlots, rng);
+      ExpectDecodeOf(
+          spec, [&] { return DeltaRuleData(spec, kTokens, kSlots, values); });
+    }
+  }
+}
+
+class StateUpdateDraftsTest : public DraftsFixture<StateUpdatePlan> {};
+QUERN_INSTANTIATE_ISA_TEST(StateUpdateDraftsTest);
+
+TEST_P(StateUpdateDraftsTest, HaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const DType state : kFloats) {
+    for (const SsmForm form : {SsmForm::kPerHead, SsmForm::kPerRow}) {
+      StateUpdateSpec spec;
+      spec.heads = 2;
+      // Blocks of 20 rows, and a tail.
+      spec.head_dim = 25;
+      spec.d_state = form == SsmForm::kPerHead ? 203 : 16;
+      spec.form = form;
+      spec.state_dtype = state;
+      if (state == DType::kF16) spec.dtype = DType::kBF16;
+      const auto values = StateUpdateData::Random(spec, kTokens, kSlots, rng);
+      ExpectDecodeOf(
+          spec, [&] { return StateUpdateData(spec, kTokens, kSlots, values); });
+    }
+  }
+}
+
+// The arguments of one call of the convolution.
+class ConvData {
+ public:
+  ConvData(const CausalConv1dSpec& spec, int64_t tokens, int64_t slots,
+           int64_t rows, const std::vector<Doubles>& values)
+      : spec_(spec),
+        slots_(slots),
+        rows_(rows),
+        x_(spec.dtype, values[0], tokens, spec.channels, spec.channels + 3),
+        weight_(spec.weight_dtype, values[1], spec.channels, spec.width,
+                spec.width),
+        state_(spec.state_layout == ConvStateLayout::kRows
+                   ? AnyMatrix(spec.dtype, values[2], slots * rows,
+                               spec.channels, spec.channels + 3)
+                   : AnyMatrix(spec.dtype, values[2], slots * spec.channels,
+                               rows, rows)),
+        out_(spec.dtype, tokens, spec.channels, spec.channels + 3) {}
+
+  static std::vector<Doubles> Random(const CausalConv1dSpec& spec,
+                                     int64_t tokens, int64_t rows, Rng& rng) {
+    std::vector<Doubles> values;
+    for (const int64_t n : {tokens, spec.width, rows}) {
+      values.push_back(ToDoubles(UniformReals(rng, n * spec.channels, -3, 3)));
+    }
+    return values;
+  }
+  CausalConv1dArgs args(const Sequences& sequences) const {
+    CausalConv1dArgs a;
+    a.x = x_.view();
+    a.weight = weight_.const_view();
+    const AnyTensorView rows = state_.view();
+    const int64_t row = rows.stride(0);
+    a.state = spec_.state_layout == ConvStateLayout::kRows
+                  ? AnyTensorView(spec_.dtype, rows.mutable_data(), 3,
+                                  {slots_, rows_, spec_.channels},
+                                  {rows_ * row, row, 1})
+                  : AnyTensorView(spec_.dtype, rows.mutable_data(), 3,
+                                  {slots_, spec_.channels, rows_},
+                                  {spec_.channels * row, row, 1});
+    a.batch = sequences.batch();
+    a.out = out_.view();
+    return a;
+  }
+  const AnyMatrix& state() const { return state_; }
+  const AnyMatrix& out() const { return out_; }
+
+ private:
+  CausalConv1dSpec spec_;
+  int64_t slots_, rows_;
+  AnyMatrix x_, weight_, state_, out_;
+};
+
+class ConvDraftsTest : public DraftsFixture<CausalConv1dPlan, false> {};
+QUERN_INSTANTIATE_ISA_TEST(ConvDraftsTest);
+
+TEST_P(ConvDraftsTest, HaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const DType dtype : kFloats) {
+    for (const int64_t width : {2, 3, 4}) {
+      CausalConv1dSpec spec;
+      spec.channels = width == 4 ? 530 : 21;
+      spec.width = width;
+      spec.dtype = dtype;
+      if (dtype != DType::kF32) spec.state_layout = ConvStateLayout::kChannels;
+      const auto values =
+          ConvData::Random(spec, kTokens, kSlots * (width - 1), rng);
+      ExpectDecodeOf(spec, [&] {
+        return ConvData(spec, kTokens, kSlots, width - 1, values);
+      });
+    }
+  }
+}
+
+// A slot whose rows are the states of all drafts: the window behind token i
+// begins in row i. Five tokens, then three that go on from each of them.
+TEST_P(ConvDraftsTest, WindowsInASlotHaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const DType dtype : kFloats) {
+    for (const int64_t width : {2, 3, 4}) {
+      CausalConv1dSpec spec;
+      spec.channels = 37;
+      spec.width = width;
+      spec.dtype = dtype;
+      const CausalConv1dPlan plan = Plan(spec);
+      const int64_t rows = width - 1 + 4;
+      const auto values = ConvData::Random(spec, 8, 2 * rows, rng);
+      for (const int32_t accepted : {0, 1, 2, 3, 4, 5}) {
+        SCOPED_TRACE(accepted);
+        const ConvData drafts(spec, 8, 2, rows, values);
+        const ConvData decode(spec, 8, 2, rows, values);
+        Sequences first = {{1}, {0, 5}, {}}, second = {{1}, {5, 8}, {}};
+        first.accepted = {1};
+        second.accepted = {accepted};
+        Run(plan, drafts, first);
+        Run(plan, drafts, second);
+        // What was not accepted did not happen.
+        const int32_t kept = accepted == 0 ? 1 : accepted;
+        for (int32_t t = 0; t < 8; ++t) {
+          if (t >= kept && t < 5) continue;
+          Run(plan, decode, {{1}, {t, t + 1}, {}});
+          EXPECT_EQ(Part(drafts.out().bits(), t, 8),
+                    Part(decode.out().bits(), t, 8))
+              << "token " << t;
+        }
+        // The third window of the second call is what decode leaves.
+        for (int64_t r = 0; r + 1 < width; ++r) {
+          EXPECT_EQ(Part(drafts.state().bits(), rows + 2 + r, 2 * rows),
+                    Part(decode.state().bits(), rows + r, 2 * rows))
+              << "row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST(ConvDraftsRefusalTest, RefusesMoreTokensThanASlotHasWindows) {
+  TestRng rng;
+  CausalConv1dSpec spec;
+  spec.channels = 5;
+  const auto plan = CausalConv1dPlan::Create(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const ConvData data(spec, 8, 2, 6, ConvData::Random(spec, 8, 12, rng));
+  Sequences sequences = {{1}, {0, 4}, {}};
+  sequences.accepted = {4};
+  EXPECT_EQ(plan->CheckArgs(data.args(sequences)), absl::OkStatus());
+  sequences.accepted = {5};
+  ExpectRefusal(plan->CheckArgs(data.args(sequences)),
+                "causal_conv1d: num_accepted_tokens[0]=5; need 0 <= accepted "
+                "<= 4");
+  sequences.accepted = {1};
+  sequences.starts = {0, 5};
+  ExpectRefusal(plan->CheckArgs(data.args(sequences)),
+                "sequence 0 has 5 tokens; a state of 6 rows keeps those of 4");
+}
+
+TEST(SequenceBatchDraftsTest, RefusesBadSlots) {
+  struct Case {
+    void (*spoil)(Sequences&);
+    std::string words;
+  };
+  const Case cases[] = {
+      {[](Sequences& s) { s.accepted[0] = 4; },
+       "op: num_accepted_tokens[0]=4; need 0 <= accepted <= 3"},
+      {[](Sequences& s) { s.accepted[1] = -1; },
+       "num_accepted_tokens[1]=-1; need 0 <="},
+      {[](Sequences& s) { s.accepted.pop_back(); },
+       "num_accepted_tokens=1; need 2"},
+      {[](Sequences& s) { s.slots.pop_back(); },
+       "state_indices has 5 numbers; need rows of 3"},
+      {[](Sequences& s) {
+         s.starts = {0, 4, 5};
+       },
+       "sequence 0 has 4 tokens; state_indices has 3 slots for it"},
+      {[](Sequences& s) { s.slots[1] = 8; },
+       "state_indices: sequence 0 begins from slot 8; need 0 <= index < 8"},
+      {[](Sequences& s) { s.slots[0] = -2; },
+       "token 0 of sequence 0 has slot -2; need 0 <= index < 8"},
+      {[](Sequences& s) { s.slots[2] = 8; },
+       "token 2 of sequence 0 has slot 8; need 0 <= index < 8"},
+      {[](Sequences& s) { s.slots[4] = 8; }, "token 1 of sequence 1"},
+      // Within a sequence, and of two.
+      {[](Sequences& s) { s.slots[2] = 0; },
+       "slot 0 is given twice; need a slot for each token"},
+      {[](Sequences& s) { s.slots[4] = 1; }, "slot 1 is given twice"},
+      {[](Sequences& s) {
+         s.destinations = s.slots, s.destination_columns = 3;
+         s.slots = {6, 0}, s.columns = 1, s.accepted = {};
+       },
+       "sequence 1 begins from slot 0, where another leaves a state"},
+      {[](Sequences& s) {
+         s.destinations = {0, 1, 2, 3}, s.destination_columns = 3;
+       },
+       "destination_indices=4; need 6"},
+      {[](Sequences& s) {
+         s.destinations = {0, 1, 2, 9, 4, 5}, s.destination_columns = 3;
+       },
+       "destination_indices: token 0 of sequence 1 has slot 9"},
+      {[](Sequences& s) {
+         s.starts = {0, 3, 6};
+       },
+       "query_start_loc[2]=6; need 3 <= start <= 5"},
+      {[](Sequences& s) { s.has_initial_state = {1}; },
+       "has_initial_state=1; need 2"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.words);
+    Sequences s = {{0, 1, 2, 3, 4, 77}, {0, 3, 5}, {}};
+    s.columns = 3;
+    s.accepted = {2, 1};
+    const auto check = [&] {
+      return CheckSequences("op", s.batch(), 5, 8, /*null_slot=*/-1);
+    };
+    EXPECT_EQ(check(), absl::OkStatus());
+    c.spoil(s);
+    ExpectRefusal(check(), c.words);
+  }
+  // Several accepted tokens need several slots.
+  Sequences one = {{0}, {0, 5}, {}};
+  one.accepted = {2};
+  ExpectRefusal(CheckSequences("op", one.batch(), 5, 8, -1),
+                "num_accepted_tokens[0]=2; need 0 <= accepted <= 1");
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,19 @@
+#ifndef QUERN_OPS_REGISTRY_DOCS_OP_DOCS_H_
+#define QUERN_OPS_REGISTRY_DOCS_OP_DOCS_H_
+
+#include "absl/strings/string_view.h"
+
+namespace quern {
+
+// Returns what a caller by name must know of an operator that RegisterAllOps
+// defines: its equation, and the shapes and dtypes of its tensors, in lines.
+// Empty for other names. The header that defines the operator says more.
+absl::string_view OpDoc(absl::string_view op);
+
+// The same of operators on rows that have other projects' names alone, for
+// OpDoc.
+absl::string_view NamedOpDoc(absl::string_view op);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_DOCS_OP_DOCS_H_
