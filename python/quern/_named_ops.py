@@ -73,7 +73,7 @@ def _existing(namespace, name):
 
 def _by_name(function, schema):
     """A kernel with the schema's arguments, in its order, that calls function by name."""
-    known = set(inspect.signature(function).parameters)
+    known = list(inspect.signature(function).parameters)
     names = [_ALIASES.get(a.name, a.name) for a in schema.arguments]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -83,9 +83,10 @@ def _by_name(function, schema):
     ]
     if missing:
         return None, f"it lacks the arguments {', '.join(missing)}"
-    if list(known) == names and not any(a.kwarg_only for a in schema.arguments):
-        return function, None
+    # PyTorch does not pass arguments that have the schema's default.
     defaults = {n: a.default_value for n, a in zip(names, schema.arguments) if a.has_default_value()}
+    if known == names and not defaults and not any(a.kwarg_only for a in schema.arguments):
+        return function, None
 
     def kernel(*args, **kwargs):
         given = dict(defaults)
