@@ -248,7 +248,7 @@ TEST(BonusTokensTest, WhatIsWrittenLiesApart) {
   ExpectRefusal(
       StatusOf<BonusTokensPlan>(
           spec, BonusTokensArgs{tokens.view(), lengths.view(), lengths.view()}),
-      "accept_lens overlaps");
+      "bonus_tokens overlaps accept_lens");
 }
 
 TEST(AcceptedSlotsTest, FollowOneAnother) {
