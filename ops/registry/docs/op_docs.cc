@@ -98,11 +98,12 @@ constexpr Doc kDocs[] = {
      "presence.\n"
      "bitmask i32[masks, vocab / 32 or more]: bit i % 32 of word i / 32 allows "
      "token i. mask_rows[rows] says which mask\na row has, -1: none; None: "
-     "mask r is of row r. Lists are those of all rows one after the other: ids "
-     "of row r are\nelements starts[r] to starts[r + 1] of ids; starts[rows + "
-     "1]. Ids of a row increase, but for forbidden_ids.\n"
-     "output_counts and bias f32 are of each id; repetition (1), presence (0) "
-     "and frequency (0) are f32[rows].\n"},
+     "mask r is of row r. Lists are those of all rows one after the other: "
+     "ids\nof row r begin at element r of prompt_starts, output_starts, "
+     "bias_starts or forbidden_starts, [rows + 1], and end\nwhere those of "
+     "the next begin. Ids of a row increase, but for forbidden_ids. "
+     "output_counts and bias_ids' bias f32 are\nof each id; repetition (1), "
+     "presence (0) and frequency (0) are f32[rows].\n"},
     {"apply_rotary_emb",
      "out[a] = x[a] cos[t, j] - x[b] sin[t, j];  out[b] = x[b] cos[t, j] + "
      "x[a] sin[t, j]\n"
