@@ -160,7 +160,7 @@ void AllOpsInCTest::Compare(const std::string& name, const NamedArgs& args,
 // Operators whose tensors are slots or lengths, which the fill above is not.
 bool TakesBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
-    for (const char* name : {"slot_mapping", "req_to_token"}) {
+    for (const char* name : {"slot_mapping", "req_to_token", "cu_seqlens_q"}) {
       if (param.name == name) return true;
     }
   }

@@ -141,6 +141,8 @@ class Pair:
 
     def check_stamps(self):
         for english, section, want, have in self._stamps():
+            if any(STAMP.fullmatch(line) for line in section.source[2:]):
+                self.say(section, "a second stamp; need the one below the heading alone")
             if section.level and not have:
                 self.say(section, "no stamp below this heading; tools/check_translations.py --stamp writes it")
             elif section.level and have != want:

@@ -166,7 +166,8 @@ bool CanHave(const NamedArgs& args) {
 // Whether it indexes memory by numbers that only a cache's owner knows.
 bool NeedsBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
-    if (param.name == "slot_mapping" || param.name == "req_to_token") {
+    if (param.name == "slot_mapping" || param.name == "req_to_token" ||
+        param.name == "cu_seqlens_q") {
       return true;
     }
   }

@@ -6,8 +6,8 @@
 //   g[t, h]    = -exp(a_log[h]) * ln(1 + e^(a[t, h] + dt_bias[h]))
 //   beta[t, h] = 1 / (1 + e^-b[t, h])
 //
-// In double, and rounded once, to nearest even. A NaN in a, a_log or dt_bias
-// makes its g NaN, and a NaN in b its beta.
+// Both are computed in double and rounded once, to nearest even. A NaN in a,
+// a_log or dt_bias makes its g NaN, and a NaN in b its beta.
 
 #include <cstdint>
 

@@ -123,7 +123,8 @@ class DeltaRulePlan {
   // decrease or leave the tokens; drafts that CheckSequences refuses; a state
   // that touches another tensor; out on anything but the elements of v.
   absl::Status CheckArgs(const DeltaRuleArgs& args) const;
-  // The same, where the caller makes g and beta in memory of its own.
+  // Like CheckArgs, but for g and beta, which the caller makes in memory of its
+  // own: they are not compared with the other tensors.
   absl::Status CheckArgsButGates(const DeltaRuleArgs& args) const;
 
   // Writes the slots that are named, and out for the tokens of all sequences:

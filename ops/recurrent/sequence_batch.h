@@ -40,7 +40,7 @@ struct SequenceBatch {
   // what its slot held is not read. Empty: every sequence goes on from its
   // slot.
   absl::Span<const uint8_t> has_initial_state;
-  // What refusals call state_indices.
+  // The name of state_indices in refusals.
   const char* indices_name = "state_indices";
 
   int64_t columns = 1;  // slots of a sequence in state_indices
@@ -48,7 +48,7 @@ struct SequenceBatch {
   IndexView destination_indices;
   int64_t destination_columns = 0;
   IndexView num_accepted_tokens;  // [sequences], or empty
-  // What refusals call destination_indices.
+  // The name of destination_indices in refusals.
   const char* destinations_name = "destination_indices";
 
   int64_t sequences() const { return state_indices.size() / columns; }

@@ -19,6 +19,7 @@
 #include "quern/ops/embedding/vocab_embedding.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/families/rows/logits_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_fixture_testutil.h"
@@ -364,7 +365,7 @@ TEST(SamplingOpsTest, AdjustsLogitsAsTheReferenceDoes) {
   TestRng rng;
   const Floats before = UniformReals<float>(rng, 2 * kVocab, -9, 9);
   OpRegistry registry;
-  ASSERT_EQ(RegisterSamplingOps(registry), absl::OkStatus());
+  ASSERT_EQ(RegisterLogitsOps(registry), absl::OkStatus());
   const OpDispatcher ops(registry, OpPolicy());
   const std::vector<int32_t> mask = {-2, 0x7f}, rows = {-1, 0}, ids = {1, 5, 2};
   const std::vector<int32_t> starts = {0, 2, 3}, counts = {2, 0, 1};

@@ -39,7 +39,7 @@ constexpr int64_t kMakesPerTensor = 10;
 bool NeverRuns(const std::string& name) {
   static const auto* const names = new std::set<std::string>{
       "cpu_attention_with_kv_cache", "extend_attention_cpu",
-      "multi_head_latent_attention", "paged_attention"};
+      "multi_head_latent_attention", "paged_attention", "varlen_attention"};
   return names->count(name) > 0;
 }
 

@@ -30,7 +30,7 @@ struct WeightRule {
   float zero = 0.0f;
 };
 
-// Of the logits of a block above -infinity, with d = largest - logit.
+// Moments of the logits above -infinity of a block, where d = largest - logit.
 struct SamplerMoments {
   double sum = 0.0;      // of d
   double squares = 0.0;  // sum of d^2

@@ -66,11 +66,11 @@ void Run(const PaddedInputsSpec& spec, const PaddedInputsArgs& args);
 // The last sampled token of each request r < requests, and how many there are.
 // A sampled token counts if it is in [0, vocab); -1 stands for none.
 //
-//   valid_sampled_tokens_count[r]   tokens that count, of the first `sampled`
-//   of
-//                                   sampled_token_ids[r]; 0 for a request that
-//                                   is discarded
-//   next_token_ids[r]   the last of them, or backup_next_token_ids[r] for none
+//   valid_sampled_tokens_count[r]   how many of sampled_token_ids[r, 0 ..
+//                                   sampled) count; 0 for a request that is
+//                                   discarded
+//   next_token_ids[r]               the last that counts, or, where none does,
+//                                   backup_next_token_ids[r]
 //
 // All token ids have one type.
 struct NextTokensSpec {

@@ -129,7 +129,7 @@ inline absl::Status CheckElement(absl::string_view op, absl::string_view field,
   return InvalidArgument(op, field, "[", i, "]=", value, "; need ", min,
                          " <= ", field, "[i] <= ", max);
 }
-// The same of all elements of a vector.
+// Checks every element of a vector as CheckElement checks one.
 inline absl::Status CheckElements(absl::string_view op, absl::string_view field,
                                   const IndexTable& table, int64_t min,
                                   int64_t max) {

@@ -14,10 +14,10 @@ from . import torch as quern_torch
 _call = quern_torch.caller_of
 
 
-def _tokens(name, x):
+def _tokens(op, name, x):
     """x[1, tokens, ..] as [tokens, ..]."""
     if x.shape[0] != 1:
-        raise ValueError(f"{name} has a batch of {x.shape[0]}; need 1")
+        raise ValueError(f"{op}: {name} has a batch of {x.shape[0]}; need 1")
     return x.squeeze(0)
 
 
@@ -31,7 +31,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     softplus_beta=1.0, softplus_threshold=20.0,
 ):
     """q, k and v are [1, batch, heads, dim], and the result is [batch, 1, heads, dim]."""
-    q, k, v = (_tokens(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (_tokens("fused_sigmoid_gating_delta_rule_update_cpu", name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     tensors = (A_log, dt_bias, q, k, v, a, b, initial_state_source, initial_state_indices, cu_seqlens)
     scalars = (use_qk_l2norm_in_kernel, softplus_beta, softplus_threshold)
     return _call("fused_sigmoid_gating_delta_rule_update_cpu")(tensors, scalars).unsqueeze(1)
@@ -56,13 +56,13 @@ def chunk_gated_delta_rule_cpu(
     if initial_state_indices is None:  # vLLM: a state for each sequence
         initial_state_indices = torch.arange(cu_seqlens.shape[0] - 1, dtype=torch.int32)
     given = (("query", query), ("key", key), ("value", value), ("g", g), ("beta", beta))
-    tensors = tuple(_tokens(name, x) for name, x in given) + (initial_state, cu_seqlens, initial_state_indices)
+    tensors = tuple(_tokens("chunk_gated_delta_rule_cpu", name, x) for name, x in given) + (initial_state, cu_seqlens, initial_state_indices)
     scalars = (output_final_state, head_first, use_qk_l2norm_in_kernel, eps)
     return _call("chunk_gated_delta_rule_cpu")(tensors, scalars).unsqueeze(0), initial_state
 
 
 def causal_conv1d_weight_pack(weight):
-    return _call("causal_conv1d_weight_pack")((weight,), ())
+    return _call("causal_conv1d_weight_pack")((weight.detach(),), ())
 
 
 def _states(conv_states):
@@ -82,7 +82,7 @@ def causal_conv1d_fwd_cpu(
     tokens = rows.reshape(-1, rows.shape[-1])
     if query_start_loc is None:
         batch, length = rows.shape[:2]
-        query_start_loc = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32)
+        query_start_loc = torch.arange(batch + 1, dtype=torch.int32) * length
     batch = query_start_loc.shape[0] - 1
     if cache_indices is None:
         cache_indices = torch.arange(batch, dtype=torch.int32)
@@ -157,7 +157,9 @@ _BOTH = (
         + _SOFTPLUS,
         fused_sigmoid_gating_delta_rule_update_cpu, _fake_update,
     ),
-    _Operator("causal_conv1d_weight_pack(Tensor weight) -> Tensor", causal_conv1d_weight_pack, _fake_pack),
+    _Operator(
+        "causal_conv1d_weight_pack(Tensor weight) -> Tensor", causal_conv1d_weight_pack, _fake_pack, loads=True
+    ),
     _Operator(
         "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor? conv_states, Tensor? query_start_loc, "
         "Tensor? cache_indices, Tensor? has_initial_state, bool silu_activation, int pad_slot_id, bool is_vnni) "

@@ -38,7 +38,11 @@ class _Packed:
         found = self._made.get(key)
         if found is None or found[0] != versions:
             with self._lock:
-                found = self._made[key] = (versions, make(*weights, **options), weights)
+                found = self._made.get(key)  # another thread may have been first
+                if found is None or found[0] != versions:
+                    # Not the tensors themselves, whose memory `.data = ` frees.
+                    kept = tuple(None if w is None else w.detach() for w in weights)
+                    found = self._made[key] = (versions, make(*weights, **options), kept)
         return found[1]
 
     def clear(self):
@@ -88,21 +92,25 @@ def _is_narrow(mat2, is_vnni):
 
 
 def _narrow(mat2, bias):
-    # SGLang rounded the weights before, so bf16 holds them.
+    # f32, as SGLang multiplies them.
     return _sglang_weights.linear(mat2.t().contiguous(), bias=bias)
 
 
-def weight_packed_linear(mat1, mat2, bias, is_vnni):
+def _weights(mat2, bias, is_vnni):
     if _is_narrow(mat2, is_vnni):
-        return _multiply(mat1, _packed.get(_narrow, mat2, bias))
-    return _multiply(mat1, _packed.get(_linear, mat2, None, bias, is_vnni=is_vnni))
+        return _packed.get(_narrow, mat2, bias)
+    return _packed.get(_linear, mat2, None, bias, is_vnni=is_vnni)
+
+
+def weight_packed_linear(mat1, mat2, bias, is_vnni):
+    return _multiply(mat1, _weights(mat2, bias, is_vnni))
 
 
 def fused_linear_sigmoid_mul(mat1, mat2, bias, is_vnni, post_mul_mat):
-    gate = weight_packed_linear(mat1, mat2, bias, is_vnni)
+    gate = _multiply(mat1, _weights(mat2, bias, is_vnni), "f32")
     if gate.shape[-1] != 1:
         raise ValueError(f"fused_linear_sigmoid_mul: mat2 has {gate.shape[-1]} columns; need 1")
-    return torch.sigmoid(gate.float()).mul(post_mul_mat).to(mat1.dtype)
+    return torch.sigmoid(gate).mul(post_mul_mat).to(mat1.dtype)
 
 
 def int8_scaled_mm_cpu(mat1, mat2, scales1, scales2, bias, out_dtype, is_vnni):
@@ -142,6 +150,11 @@ def _matrices(weights, scale, is_vnni):
 
 def bmm_cpu(out, mat1, mat2, is_vnni, scale):
     """out[b] = mat1[b] * mat2[b].T for mat1[b, m, k] and mat2[b, n, k]; out and mat1 have any strides but the last."""
+    if not len(out) == len(mat1) == len(mat2) or out.shape[1] != mat1.shape[1]:
+        raise ValueError(
+            f"bmm_cpu: out is {tuple(out.shape)}, mat1 {tuple(mat1.shape)} and mat2 {tuple(mat2.shape)}; "
+            "need equal batches and rows"
+        )
     for to, x, weights in zip(out, mat1, _packed.get(_matrices, mat2, scale, is_vnni=is_vnni)):
         to.copy_(_multiply(x, weights))
 
@@ -190,6 +203,10 @@ def shared_expert_cpu(
     if routed_scaling_factor is None:
         y = _multiply(hidden, down)
     else:
+        if fused_experts_out is None:
+            raise ValueError(
+                "shared_expert_cpu: routed_scaling_factor is given without fused_experts_out; need both, or neither"
+            )
         routed = fused_experts_out.float() * routed_scaling_factor
         y = _multiply(hidden, down, "f32", residual=routed).to(hidden_states.dtype)
     return hidden_states.copy_(y) if inplace else y

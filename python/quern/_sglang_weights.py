@@ -158,6 +158,8 @@ def linear(
     interleaved: bool = False,
 ) -> Linear:
     """One matrix by SGLang's arguments. gated: gate over up, or, with `interleaved`, row by row in turn."""
+    if scale is None and method != PLAIN:
+        raise ValueError(f"weights in {METHODS[method]} have no scales; need them")
     given: dict = {}
     options: dict = {"gated": gated}
     if method == MXFP4:

@@ -9,8 +9,9 @@ docs/porting_ops.md and docs/porting_attention.md. The schemas are of mid 2026. 
 packed weights with what packs them, are two families, each of which is installed whole or not at all.
 
 Weights, plain ones (is_vnni=False) and those of SGLang's own form (is_vnni=True), are packed for Quern's kernels by
-the first call, and kept with what they were packed from until clear(). A change in place packs them anew, but not
-that of a tensor of inference mode, which PyTorch does not count.
+the first call, and kept with what they were packed from until clear(). A change in place packs them anew, unless
+PyTorch does not count it: through `.data`, or of a tensor of inference mode. Call clear() after such a change. Pass
+the same scale and bias tensors in every call: each new one packs and keeps the weights again.
 """
 
 from __future__ import annotations

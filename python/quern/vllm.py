@@ -162,13 +162,23 @@ def _after_fork():
 os.register_at_fork(after_in_child=_after_fork)
 
 
+_spare: list = []
+
+
 def _metadata():
-    """A metadata object and its number: a new one, or that of the oldest step."""
+    """A metadata object that no step has."""
     with _lock:
-        metadata = _steps.popitem(last=False)[1] if len(_steps) >= _STEPS else _named.SchedulerMetadata()
+        return _spare.pop() if _spare else _named.SchedulerMetadata()
+
+
+def _number(metadata):
+    """The number of a step with this metadata; the oldest step beyond _STEPS is forgotten."""
+    with _lock:
         number = next(_step_numbers)
         _steps[number] = metadata
-        return number, metadata
+        if len(_steps) > _STEPS:
+            _spare.append(_steps.popitem(last=False)[1])
+        return number
 
 
 def _step(scheduler_metadata):
@@ -184,13 +194,14 @@ def get_scheduler_metadata(
     enable_kv_split, dynamic_causal=None, kv_cache_dtype="auto",
 ):
     """A tensor of bytes, as vLLM has it, that holds the step's number. A schedule is one for all kv_cache_dtype."""
-    number, metadata = _metadata()
+    metadata = _metadata()
     scalars = (
         num_req, num_heads_q, num_heads_kv, head_dim, name_of_dtype(dtype), causal, window_size, isa_hint,
         enable_kv_split, metadata,
     )
     _call("cpu_attn_get_scheduler_metadata")((seq_lens, query_start_loc, dynamic_causal), scalars)
-    return torch.tensor([number], dtype=torch.int64).view(torch.int8)
+    # A step that was refused has no number, and pushes out no other.
+    return torch.tensor([_number(metadata)], dtype=torch.int64).view(torch.int8)
 
 
 def cpu_attn_reshape_and_cache(

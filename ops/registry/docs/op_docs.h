@@ -10,8 +10,8 @@ namespace quern {
 // Empty for other names. The header that defines the operator says more.
 absl::string_view OpDoc(absl::string_view op);
 
-// The same of operators on rows that have other projects' names alone, for
-// OpDoc.
+// Like OpDoc, for operators on rows that have only another project's name.
+// OpDoc calls it.
 absl::string_view NamedOpDoc(absl::string_view op);
 
 }  // namespace quern

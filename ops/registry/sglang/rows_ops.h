@@ -96,7 +96,7 @@ absl::Status RegisterSglangRopeOps(OpRegistry& registry);
 // of tokens, slots and heads. Of several tokens with one index the last is
 // kept. row_dim is heads * n, or 0.
 //
-// These three have one provider, reference, which copies bytes.
+// The three operators above have one provider, reference, which copies bytes.
 absl::Status RegisterSglangCopyOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -178,7 +178,7 @@ TEST_P(VarlenAttentionOpsTest, RefusesByName) {
       {{0, 2, 5}, {0, 2, 8}, "cu_seqlens_k does not ascend from 0 to 7"},
       {{0, 2, 5}, {0, -1, 7}, "cu_seqlens_k does not ascend from 0 to 7"},
       // Three queries of two keys.
-      {{0, 3, 5}, {0, 2, 7}, "varlen_attention: "},
+      {{0, 3, 5}, {0, 2, 7}, "sequence 0: q_len=3, kv_len=2"},
   };
   for (const auto& wrong : kWrong) {
     cu_q = wrong.q;

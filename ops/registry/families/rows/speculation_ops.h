@@ -17,17 +17,17 @@ namespace quern {
 // the first, the others to the second; without is_greedy, all belong to either.
 //
 // sample_recovered_tokens: for each draft token the one that replaces it if it
-// is rejected (ops/speculation/recovered_tokens.h). Providers: simd and
-// reference; the others are plain loops.
+// is rejected (ops/speculation/recovered_tokens.h). It has the providers simd
+// and reference. The other three operators have reference alone, plain loops.
 //
 // expand_to_tokens: a number of each request, given to each of its tokens.
 //
 // draft_probs may be left out: each draft was certain.
 absl::Status RegisterSpeculationOps(OpRegistry& registry);
 
-// The same by vLLM's names, with the arguments that theirs has besides:
-// max_spec_len, vocab_size and no_draft_probs, which says that draft_probs is
-// not read.
+// Registers rejection sampling under our names or vLLM's. vLLM's take three
+// arguments more: max_spec_len, vocab_size and no_draft_probs, which says that
+// draft_probs is not read.
 enum class RejectionNames : uint8_t { kOurs, kVllm };
 absl::Status AddRejectionOps(RejectionNames names, OpRegistry& registry);
 

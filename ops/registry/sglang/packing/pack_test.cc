@@ -13,6 +13,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/ops/registry/sglang/packing/layout.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
