@@ -224,7 +224,7 @@ TEST_P(AllOpsInCTest, HaveTheBitsAndTheRefusalsOfCpp) {
                       }));
   // The rest ran in one dtype at least, but for those that both interfaces
   // refuse: a scale is negative, and numbers are no tokens, slots or starts of
-  // lists. Python's tests run them by the C interface.
+  // lists. Tests of their own run them.
   for (const auto& left_out : {only_made, not_made, ran_}) {
     for (const std::string& name : left_out) all.erase(name);
   }
