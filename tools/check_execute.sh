@@ -31,6 +31,7 @@ readonly checked_by_callers="
 readonly checked_by_callees="
   models/decoder/parts/attention_mixer.cc:AttentionMixer::Execute
   models/decoder/parts/decoder_operators.h:AddNorm
+  models/decoder/parts/decoder_operators.h:Copy
   models/decoder/parts/decoder_operators.h:Embed
   models/decoder/parts/decoder_operators.h:Finish
   models/decoder/parts/decoder_operators.h:Gate

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/models/architectures/decoder_config.h"
 #include "quern/models/decoder/decoder.h"
@@ -176,7 +177,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
       shape.shared_ffn = used == 2 ? 0 : 32 * used;
       shape.shared_router_is_matrix = used == 5;
       shape.experts_used = used;
-      // Of lfm2moe alone: the last layer has experts with biases.
+      // In lfm2moe alone the last layer has experts with biases.
       shape.gating =
           used == 1 ? DecoderConfig::kSoftmax : DecoderConfig::kSigmoid;
       for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quern/core/check.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
@@ -42,6 +43,7 @@ class Plan {
                            "inplace");
   }
   void Execute(const Args& args, Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(args));
     plan_.Execute(args.input, args.gate, args.out, executor);
   }
 

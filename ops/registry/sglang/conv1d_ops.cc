@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -59,6 +60,7 @@ class PackPlan {
     return CheckApart(kOp, "weight", args.weight, "out", args.out);
   }
   void Execute(const PackArgs& args, Executor& /*executor*/) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(args));
     const size_t element = SizeOf(spec_.dtype);
     const auto* const from = static_cast<const char*>(args.weight.data());
     auto* const to = static_cast<char*>(args.out.mutable_data());

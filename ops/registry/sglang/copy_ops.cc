@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -82,6 +83,7 @@ class Split {
   }
 
   void Execute(const SplitArgs& v, Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(v));
     ParallelRows(executor, v.qkvz.extent(0), spec_.qkvz() + 2 * spec_.heads_v,
                  [&](int64_t begin, int64_t end) {
                    for (int64_t t = begin; t < end; ++t) Token(v, t);
@@ -246,6 +248,7 @@ class Store {
   // Workers share the heads, so that of several tokens with one slot the last
   // is kept.
   void Execute(const StoreArgs& a, Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(a));
     const IndexView slots = IndicesOf(a.indices);
     const int64_t tokens = a.k.extent(0);
     if (IsEmpty(a.k)) return;

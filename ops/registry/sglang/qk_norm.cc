@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -113,6 +114,7 @@ class Plan {
   }
 
   void Execute(const Args& a, Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(a));
     OnParts(a, [&](const RmsNormArgs& part) {
       norm_.Execute(part.x, part.weight, part.out, executor);
     });
