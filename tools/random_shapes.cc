@@ -24,7 +24,7 @@ constexpr RandomRecurrence kQwen3NextLayers = {"",  4, 4096, 32, 16,
 constexpr RandomRecurrence kTinyQwen3NextLayers = {"", 4, 128, 8, 4,
                                                    16, 2, 8,   96};
 
-// Of no recurrent layers: how many elements of a head are rotated.
+// Without recurrent layers: how many elements of a head are rotated.
 constexpr RandomRecurrence kHalfRotated = {"", 0, 0, 0, 0, 0, 0, 64};
 constexpr RandomRecurrence kTinyHalfRotated = {"", 0, 0, 0, 0, 0, 0, 8};
 

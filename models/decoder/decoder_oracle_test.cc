@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/models/architectures/decoder_config.h"
 #include "quern/models/decoder/decoder.h"

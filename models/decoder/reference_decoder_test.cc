@@ -13,7 +13,7 @@
 #include "quern/models/testing/reference_decoder_testutil.h"
 #include "quern/models/testing/reference_form_testutil.h"
 #include "quern/testing/data.h"
-#include "quern/testing/largest_difference.h"
+#include "quern/testing/errors/largest_difference.h"
 
 namespace quern {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/speculation/numbers_testutil.h"
@@ -219,8 +218,8 @@ double MostOfChiSquared(double degrees, double t) {
   return degrees + 2 * std::sqrt(degrees * t) + 2 * t;
 }
 
-// Many drafts from one distribution that are verified with another, the
-// first tokens of the output have the other's.
+// Where many drafts from one distribution are verified with another, the first
+// tokens of the output have the other's.
 class DistributionTest : public testing::TestWithParam<bool> {};
 TEST_P(DistributionTest, IsTheTargets) {
   const bool draft_probs = GetParam();
