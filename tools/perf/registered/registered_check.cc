@@ -94,11 +94,12 @@ void LayerNorm(RowCheck& c) {
   const auto n = static_cast<double>(y.size());
   double mean = 0, squares = 0;
   for (const double v : y) mean += v / n;
-  for (const double v : y) squares += (v - mean) * (v - mean);
+  for (double& v : y) v -= mean;
+  for (const double v : y) squares += v * v;
   const double deviation = std::sqrt(squares / n + eps);
   double most = 0;
   for (size_t i = 0; i < y.size(); ++i) {
-    const double scaled = (y[i] - mean) / deviation * weight[i];
+    const double scaled = y[i] / deviation * weight[i];
     most = std::max({most, std::abs(scaled), std::abs(weight[i])});
     y[i] = scaled + bias[i];
   }
