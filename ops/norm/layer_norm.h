@@ -18,10 +18,12 @@
 // digits.
 //
 // A NaN or an infinity makes its whole row NaN and affects no other row. A row
-// whose sum or squares exceed 3.4e38 in f32 is computed in double, one element
-// at a time: a row of finite elements, however large, is normalised. A row of
-// one number c becomes the bias within 2^-30 |c weight[i]| / sqrt(eps), and NaN
-// or infinite where eps is 0.
+// is computed in double, one element at a time, if its sum or squares exceed
+// 3.4e38 in f32, or if deviation^2 is below 2^-100, where squares underflow; an
+// eps of 2^-100 or more excludes the latter. A row of finite elements, however
+// large or small, is therefore normalised. A row of one number c becomes the
+// bias within 2^-30 |c weight[i]| / sqrt(eps). Where eps is 0 its norm is
+// 0 / 0, and what is written may be any number, infinite or NaN.
 
 #include <cstdint>
 

@@ -354,6 +354,62 @@ TEST_P(LayerNormTest, NormalisesRowsWhoseSumsOverflow) {
   }
 }
 
+// Squares below 2^-126 lose digits in f32, and those below 2^-150 become 0.
+// Without an eps they are all that the deviation is made of.
+TEST_P(LayerNormTest, NormalisesRowsWhoseSquaresUnderflow) {
+  LayerNormSpec spec = Spec(2);
+  spec.weight = spec.bias = false;
+  spec.eps = 0.0f;
+  const AnyMatrix pairs(DType::kF32,
+                        {1e-24, -1e-24, 0x1p-149, -0x1p-149, 0x1p-60, 0x1.8p-59,
+                         -0x1p-50, 0x1p-50, 0x1p-51, -0x1p-51},
+                        5, 2, 2);
+  const AnyMatrix signs(DType::kF32, 5, 2, 2);
+  LayerNormArgs args;
+  args.x = pairs.const_view();
+  args.out = signs.view();
+  Plan(spec).Execute(args, executor_);
+  EXPECT_TRUE(
+      AllEqual(signs.doubles(), Doubles{1, -1, 1, -1, -1, 1, -1, 1, 1, -1}));
+
+  TestRng rng;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t hidden : {7, 257}) {
+      // The least number is 2^-149 of f32, and 2^-133 of bf16.
+      const int least = dtype == DType::kF32 ? -140 : -124;
+      for (int exponent = least; exponent <= -40; ++exponent) {
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " " << hidden << " " << exponent);
+        spec = Spec(hidden, dtype, DType::kF32, DType::kF32);
+        spec.eps = exponent % 2 == 0 ? 0.0f : std::ldexp(1.0f, -149);
+        spec.weight = spec.bias = false;
+        spec.residual = exponent % 4 == 0;
+        const auto random = [&] {
+          Doubles values = ToDoubles(UniformReals(rng, hidden, -1, 3));
+          for (double& v : values) v = std::ldexp(v, exponent);
+          return AnyMatrix(dtype, values, 1, hidden, hidden);
+        };
+        const AnyMatrix x = random(), r = random();
+        const AnyMatrix out(DType::kF32, 1, hidden, hidden);
+        args.x = x.view();
+        args.out = out.view();
+        args.residual = args.residual_out = r.view();
+        Doubles h = x.doubles();
+        Doubles sums = r.doubles();
+        for (size_t i = 0; spec.residual && i < h.size(); ++i) h[i] += sums[i];
+        ASSERT_EQ(Plan(spec).CheckArgs(args), absl::OkStatus());
+        Plan(spec).Execute(args, executor_);
+        EXPECT_TRUE(Near(DType::kF32, out.doubles(),
+                         Reference(hidden, double{spec.eps}, h, {}, {}),
+                         std::ldexp(6.0, exponent)));
+        if (!spec.residual) continue;
+        for (double& v : h) v = RoundThroughF32(dtype, v);
+        EXPECT_TRUE(AllEqual(r.doubles(), h));
+      }
+    }
+  }
+}
+
 TEST_P(LayerNormTest, DoesNothingWithoutRows) {
   LayerNormSpec spec = Spec(4);
   spec.weight = spec.bias = false;

@@ -1,5 +1,6 @@
 #include "quern/ops/sampling/adjust_logits.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -67,20 +68,25 @@ absl::Status CheckLists(const Names& names, const TokenLists& lists,
   return absl::OkStatus();
 }
 
+// `fits` says whether a number is one of those that `need` describes.
+template <class Fits>
 absl::Status CheckNumbers(absl::string_view name, absl::string_view size,
                           absl::Span<const float> numbers, int64_t rows,
-                          float more_than) {
+                          const Fits& fits, absl::string_view need) {
   if (numbers.empty()) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(CheckEqual(
       kOp, size, static_cast<int64_t>(numbers.size()), rows, "rows of logits"));
   for (size_t i = 0; i < numbers.size(); ++i) {
-    if (numbers[i] > more_than && numbers[i] < kInfinity) continue;
-    return InvalidArgument(kOp, name, "[", i, "]=", numbers[i],
-                           more_than == 0.0f ? "; need a finite number > 0"
-                                             : "; need a finite number");
+    if (fits(numbers[i])) continue;
+    return InvalidArgument(kOp, name, "[", i, "]=", numbers[i], "; need ",
+                           need);
   }
   return absl::OkStatus();
 }
+
+bool IsFinite(float v) { return std::isfinite(v); }
+bool IsPositive(float v) { return v > 0.0f && v < kInfinity; }
+bool IsPenalty(float v) { return std::abs(v) <= AdjustLogitsPlan::kMaxPenalty; }
 
 AnyTensorView Numbers(absl::Span<const float> numbers) {
   return DenseVector(numbers.data(), static_cast<int64_t>(numbers.size()));
@@ -177,7 +183,8 @@ absl::Status AdjustLogitsPlan::CheckArgs(const AdjustLogitsArgs& args) const {
                                     {kAnyExtent, spec_.vocab}));
   const int64_t rows = args.logits.extent(0);
   const int64_t masks = args.masks.extent(0);
-  if (masks > 0) {
+  // A negative extent is refused as well.
+  if (masks != 0) {
     QUERN_RETURN_IF_ERROR(CheckInput(kOp, "bitmask", args.masks, DType::kI32,
                                      {kAnyExtent, kAnyExtent}));
     const int64_t words = DivCeil(spec_.vocab, kWordBits);
@@ -212,7 +219,8 @@ absl::Status AdjustLogitsPlan::CheckArgs(const AdjustLogitsArgs& args) const {
                                    static_cast<int64_t>(args.bias.size()),
                                    args.biased.ids.size(), "bias_ids"));
   QUERN_RETURN_IF_ERROR(CheckNumbers("bias", "bias.size", args.bias,
-                                     args.biased.ids.size(), -kInfinity));
+                                     args.biased.ids.size(), IsFinite,
+                                     "a finite number"));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "output_counts.size",
                                    args.output_counts.size(),
                                    args.output.ids.size(), "output_ids"));
@@ -220,11 +228,14 @@ absl::Status AdjustLogitsPlan::CheckArgs(const AdjustLogitsArgs& args) const {
                                      args.output_counts,
                                      std::numeric_limits<int32_t>::max()));
   QUERN_RETURN_IF_ERROR(CheckNumbers("repetition", "repetition.size",
-                                     args.repetition, rows, 0.0f));
+                                     args.repetition, rows, IsPositive,
+                                     "a finite number > 0"));
+  constexpr char kPenalty[] = "-2^64 <= penalty <= 2^64";
   QUERN_RETURN_IF_ERROR(CheckNumbers("frequency", "frequency.size",
-                                     args.frequency, rows, -kInfinity));
+                                     args.frequency, rows, IsPenalty,
+                                     kPenalty));
   QUERN_RETURN_IF_ERROR(CheckNumbers("presence", "presence.size", args.presence,
-                                     rows, -kInfinity));
+                                     rows, IsPenalty, kPenalty));
   const struct {
     const char* name;
     AnyTensorView view;

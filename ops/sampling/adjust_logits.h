@@ -61,14 +61,19 @@ struct AdjustLogitsArgs {
 
   // One number for each row; empty: 1, 0 and 0.
   absl::Span<const float> repetition;  // finite, > 0
-  absl::Span<const float> frequency;   // finite
-  absl::Span<const float> presence;    // finite
+  absl::Span<const float> frequency;   // |frequency| <= kMaxPenalty
+  absl::Span<const float> presence;    // |presence| <= kMaxPenalty
 };
 
 class AdjustLogitsPlan {
  public:
   // A row of mask_rows without a mask.
   static constexpr int64_t kNoMask = -1;
+
+  // The largest |frequency| and |presence|. A count is below 2^31, so that
+  // count * frequency is below 2^95: no penalty is infinite, and none makes NaN
+  // of a logit of -infinity.
+  static constexpr float kMaxPenalty = 0x1p64f;
 
   // InvalidArgument if vocab is out of range.
   static absl::StatusOr<AdjustLogitsPlan> Create(const AdjustLogitsSpec& spec);

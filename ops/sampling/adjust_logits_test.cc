@@ -251,6 +251,32 @@ TEST_P(AdjustLogitsTest, LeavesARowOfForbiddenTokensWithoutAny) {
   }
 }
 
+// The largest penalties and the largest count: a product of 2^95, which f32
+// has.
+TEST_P(AdjustLogitsTest, TheLargestPenaltiesReviveNoToken) {
+  constexpr float kMost = AdjustLogitsPlan::kMaxPenalty;
+  constexpr int64_t kCount = std::numeric_limits<int32_t>::max() - 1;
+  for (const float penalty : {kMost, -kMost}) {
+    SCOPED_TRACE(penalty);
+    RowRules row;
+    row.frequency = row.presence = penalty;
+    row.forbidden = {0, 2};
+    row.output = {{0, kCount}, {1, kCount}, {2, 1}};
+    Compare({1, 2, kInf, 4}, {row});
+    row.mask = {2};
+    Compare({kNaN, 2, 3, 4}, {row});
+    row.forbidden = {0, 1, 2, 3};
+    std::vector<float> logits = {1, 2, 3, 4};
+    const Arguments all({row});
+    const auto plan = AdjustLogitsPlan::Create({4});
+    const AdjustLogitsArgs args = all.Of(DenseMatrix(logits.data(), 1, 4));
+    ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+    InlineExecutor executor;
+    plan->Execute(args, executor);
+    EXPECT_EQ(logits, std::vector<float>(4, -kInf));
+  }
+}
+
 TEST_P(AdjustLogitsTest, TakesAMaskPerRowAndLongerMasks) {
   const auto plan = AdjustLogitsPlan::Create({33});
   EXPECT_RAN_ON(*plan);
@@ -323,7 +349,18 @@ TEST(AdjustLogitsPlanTest, Refuses) {
       {"repetition.size=1; need 2",
        [](Arguments& a) { a.repetition.pop_back(); }},
       {"frequency[0]=", [](Arguments& a) { a.frequency[0] = kNaN; }},
+      {"frequency[1]=-3e+38; need -2^64 <= penalty <= 2^64",
+       [](Arguments& a) { a.frequency[1] = -3e38f; }},
+      {"frequency[1]=1.84467e+19; need -2^64",
+       [](Arguments& a) { a.frequency[1] = std::nextafter(0x1p64f, kInf); }},
       {"presence[0]=", [](Arguments& a) { a.presence[0] = kInf; }},
+      {"presence[1]=-1.84467e+19; need -2^64",
+       [](Arguments& a) { a.presence[1] = std::nextafter(-0x1p64f, -kInf); }},
+      {"bitmask is [-1, 2]",
+       [](Arguments& a) {
+         a.mask_rows.clear();
+         a.num_masks = -1;
+       }},
       {"mask_rows[1]=2; need 0 <= mask < 2",
        [](Arguments& a) { a.mask_rows[1] = 2; }},
       {"mask_rows.size=1; need 2",

@@ -1,5 +1,6 @@
 """SGLang's packed weights: what was packed comes back plain, and products by it are those in double."""
 
+import re
 import unittest
 
 import torch
@@ -124,6 +125,24 @@ class PackedTest(NearTest):
         want = torch.sigmoid(want) * by.double()
         y = sglang.fused_linear_sigmoid_mul(x, packed, b, True, by)
         self.assert_near(y, want, by.double().abs() * 2.0**-7)
+
+    def test_a_gated_product_is_rounded_once(self):
+        for dtype, unit in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
+            x, w, b = torch.randn(64, 64).to(dtype), torch.randn(1, 64).to(dtype), torch.randn(1)
+            by = torch.randn(64, 32).to(dtype)
+            want = torch.sigmoid(F.linear(x.double(), w.double(), b.double())) * by.double()
+            # The f32 sum of the products moves the sigmoid by at most that much of itself.
+            sums = F.linear(x.double().abs(), w.double().abs(), b.double().abs()) * 2.0**-20
+            # Half of the least f16.
+            tiny = 2.0**-25 if dtype is torch.float16 else 0.0
+            for mat2, is_vnni in ((w, False), (sglang.convert_weight_packed(w), True)):
+                y = sglang.fused_linear_sigmoid_mul(x, mat2, b, is_vnni, by)
+                self.assertIs(y.dtype, dtype)
+                self.assert_near(y, want, want.abs() * (unit + sums + 2.0**-20) + tiny)
+
+    def test_a_gated_product_has_one_column(self):
+        by = torch.randn(4, 32).bfloat16()
+        x = torch.randn(4, 64).bfloat16()
         with self.assertRaisesRegex(ValueError, "mat2 has 16 columns; need 1"):
             sglang.fused_linear_sigmoid_mul(x, torch.randn(16, 64).bfloat16(), None, False, by)
 
@@ -135,6 +154,27 @@ class PackedTest(NearTest):
             sglang.bmm_cpu(out[..., :32], x, mat2, is_vnni, None)
             self.assert_near(out[..., :32], want, want.abs() * 2.0**-8 + 2.0**-12)
             self.assertTrue(bool((out[..., 32:] == 0).all()))
+
+    def test_unequal_batches_are_refused(self):
+        def zeros(*shape):
+            return torch.zeros(shape).bfloat16()
+
+        out, x, w = (3, 5, 32), (3, 5, 64), (3, 32, 64)
+        for shapes in (
+            ((2, 5, 32), x, w),
+            (out, (2, 5, 64), w),
+            (out, (4, 5, 64), w),
+            (out, x, (2, 32, 64)),
+            (out, x, (4, 32, 64)),
+            (out, (3, 4, 64), w),
+        ):
+            with self.subTest(shapes):
+                said = "bmm_cpu: out is {}, mat1 {} and mat2 {}; need equal batches and rows".format(*shapes)
+                given = [zeros(*shape) for shape in shapes]
+                given[0].fill_(7)
+                with self.assertRaisesRegex(ValueError, re.escape(said)):
+                    sglang.bmm_cpu(*given, False, None)
+                self.assertTrue(bool((given[0] == 7).all()))
 
     def _experts_in_double(self, x, w1, w2, routes, ids, act):
         want = torch.zeros(x.shape).double()
@@ -224,12 +264,52 @@ class PackedTest(NearTest):
         # The same memory as a plain weight is another one.
         self.assertFalse(torch.equal(sglang.weight_packed_linear(x, packed, None, False), -first))
 
+    def test_data_of_a_weight_may_become_another(self):
+        x = torch.randn(2, 64).bfloat16()
+
+        def compare(weight):
+            y = sglang.weight_packed_linear(x, weight, None, False)
+            want = F.linear(x.double(), weight.double())
+            self.assert_near(y, want, want.abs() * 2.0**-8 + 2.0**-12)
+
+        taken = set()
+        for _ in range(20):
+            p = torch.nn.Parameter(torch.randn(32, 64).bfloat16(), requires_grad=False)
+            # No address that the cache knows comes back with other numbers.
+            self.assertNotIn(p.data_ptr(), taken)
+            taken.add(p.data_ptr())
+            compare(p)
+            p.data = torch.empty(0, dtype=torch.bfloat16)
+            compare(torch.randn(32, 64).bfloat16())
+            p.data = torch.randn(32, 64).bfloat16()
+            compare(p)
+            taken.add(p.data_ptr())
+            # The memory of one weight, of another shape.
+            compare(p.data.view(64, 32).t().contiguous())
+
     def test_parameters_are_packed_with_gradients_on(self):
         w = torch.nn.Parameter(torch.randn(32, 64).bfloat16())
         packed = sglang.convert_weight_packed(w).detach()
         self.assertTrue(_same(weights.plain(packed), w.detach()))
         with self.assertRaisesRegex(NotImplementedError, "requires a gradient"):
             sglang.weight_packed_linear(torch.randn(2, 64).bfloat16(), w, None, False)
+
+    def test_a_factor_needs_what_it_scales(self):
+        x, w1, w2 = torch.randn(5, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.randn(64, 32).bfloat16()
+        with self.assertRaisesRegex(
+            ValueError, "shared_expert_cpu: routed_scaling_factor is given without fused_experts_out; need both, or"
+        ):
+            sglang.shared_expert_cpu(x, w1, w2, None, 16.0, False, False, False, None, None, None, False)
+
+    def test_weights_without_scales_are_refused(self):
+        x = torch.randn(5, 64).bfloat16()
+        routes, ids = torch.ones(5, 1), torch.zeros(5, 1, dtype=torch.int32)
+        w1, w2 = _random(torch.int8, 64, 64), _random(torch.int8, 64, 32)
+        with self.assertRaisesRegex(ValueError, "weights in int8 have no scales; need them"):
+            sglang.shared_expert_cpu(x, w1, w2, None, None, False, True, False, None, None, None, False)
+        for method in (weights.INT8, weights.FP8, weights.INT4, weights.MXFP4):
+            with self.assertRaisesRegex(ValueError, f"weights in {weights.METHODS[method]} have no scales; need them"):
+                sglang.fused_experts_cpu(x, w1.unsqueeze(0), w2.unsqueeze(0), routes, ids, False, method)
 
     def test_refusals(self):
         for args, why in (

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,10 +14,13 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/sglang/rows_ops.h"
 #include "quern/ops/registry/sglang/rows_testutil.h"
 #include "quern/testing/compare.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -323,6 +328,22 @@ TEST_F(SglangNormTest, Refuses) {
       {"fused_qk_gemma_rmsnorm_with_gate_cpu", "num_head", int64_t{2},
        "num_head=2; need 4, as q_gate has that many heads"},
   });
+  // A head of more elements than a row may have, which the weights have too.
+  for (const bool gated : {false, true}) {
+    const char* const op = gated ? "fused_qk_gemma_rmsnorm_with_gate_cpu"
+                                 : "fused_qk_gemma_rmsnorm_cpu";
+    for (const int64_t n : {int64_t{1} << 59, int64_t{1} << 62,
+                            std::numeric_limits<int64_t>::max()}) {
+      SCOPED_TRACE(testing::Message() << op << n);
+      NamedArgs args = registry_.Find(op)->example(DType::kF32);
+      for (auto& [name, value] : args) {
+        if (name == "q_weight" || name == "k_weight") value = F32({n});
+        if (name == "head_dim") value = n;
+      }
+      ExpectRefusal(OpDispatcher(registry_, OpPolicy()).Make(op, args).status(),
+                    "head_dim=" + std::to_string(n) + "; need 1 <= head_dim");
+    }
+  }
 }
 
 }  // namespace

@@ -185,11 +185,13 @@ absl::StatusOr<std::function<void(const Args&)>> Reference(const Spec& spec,
 }
 
 absl::Status CheckHeads(Spec& spec, const OpCall& call) {
-  const int64_t n = spec.hidden, step = spec.gated ? 2 * n : n;
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(call.op(), "head_dim", n, 1));
+  const int64_t n = spec.hidden;
+  // This check precedes 2 * n, which overflows from 2^62 on.
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(call.op(), "head_dim", n, 1, kMaxRowElements));
+  const int64_t step = spec.gated ? 2 * n : n;
   const char* const q = spec.gated ? "q_gate" : "q";
-  if (n > kMaxRowElements || spec.q_columns % step != 0 ||
-      spec.k_columns % n != 0) {
+  if (spec.q_columns % step != 0 || spec.k_columns % n != 0) {
     return InvalidArgument(call.op(), q, " has ", spec.q_columns,
                            " columns and k ", spec.k_columns,
                            "; need multiples of ",

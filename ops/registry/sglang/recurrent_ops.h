@@ -35,9 +35,10 @@ absl::Status RegisterSglangDeltaRuleOps(OpRegistry& registry);
 // causal_conv1d_fwd_cpu, causal_conv1d_update_cpu:
 // ops/recurrent/causal_conv1d.h on x[tokens, channels], which is the memory of
 // SGLang's x. conv_states are [slots, width - 1, channels] or, dense, [slots,
-// channels, width - 1], and are not re-laid as SGLang does. They and the slots
-// must be given. is_vnni says that causal_conv1d_weight_pack made the weight.
-// cache_seqlens must be left out. pad_slot_id is null_slot.
+// channels, width - 1], and are not re-laid as SGLang does. States of as many
+// rows as channels, [slots, c, c], are read as [slots, width - 1, channels].
+// They and the slots must be given. is_vnni says that causal_conv1d_weight_pack
+// made the weight. cache_seqlens must be left out. pad_slot_id is null_slot.
 absl::Status RegisterSglangConvOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -164,7 +164,12 @@ absl::Status CheckDynamic(const Int8QuantizePlan& plan, const QuantArgs& a) {
       CheckOutput(kOp, "scale", a.scale, DType::kF32, {rows, 1}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "input", a.x, "scale", a.scale));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", a.out, "scale", a.scale));
-  if (plan.spec().zero_points == Int8ZeroPoint::kNone) return absl::OkStatus();
+  if (plan.spec().zero_points == Int8ZeroPoint::kNone) {
+    if (a.azp.rank() == 0) return absl::OkStatus();
+    return InvalidArgument(kOp,
+                           "azp is given; need none, as the operator was "
+                           "made without it");
+  }
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "azp", a.azp, DType::kI32, {rows, 1}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "input", a.x, "azp", a.azp));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", a.out, "azp", a.azp));

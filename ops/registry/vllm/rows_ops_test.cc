@@ -225,6 +225,38 @@ TEST_F(VllmRowsTest, DynamicQuantisation) {
   }
 }
 
+// MadeOp refuses them by the names of the schema. The operator that it holds
+// has tensors alone.
+TEST_F(VllmRowsTest, RefusesZeroPointsWhereItWasMadeWithoutThem) {
+  std::vector<float> x(8, 1.0f), scale(2);
+  std::vector<int8_t> codes(8);
+  std::vector<int32_t> azp(2, -7);
+  const std::vector<AnyTensorView> tensors = {
+      DenseMatrix(codes.data(), 2, 4), DenseMatrix<const float>(x.data(), 2, 4),
+      DenseMatrix(scale.data(), 2, 1), DenseMatrix(azp.data(), 2, 1)};
+  const NamedArgs without = {{"out", TensorMeta{DType::kI8, {2, 4}}},
+                             {"input", TensorMeta{DType::kF32, {2, 4}}},
+                             {"scale", TensorMeta{DType::kF32, {2, 1}}}};
+  NamedArgs with = without;
+  with.emplace_back("azp", TensorMeta{DType::kI32, {2, 1}});
+  const OpDispatcher ops(registry_, OpPolicy());
+  for (const char* provider : {"simd", "reference"}) {
+    SCOPED_TRACE(provider);
+    constexpr char kOp[] = "dynamic_scaled_int8_quant";
+    const auto used = ops.MakeFrom(provider, kOp, with);
+    ASSERT_TRUE(used.ok()) << used.status();
+    EXPECT_EQ(used->op->CheckArgs(tensors), absl::OkStatus());
+    const auto none = ops.MakeFrom(provider, kOp, without);
+    ASSERT_TRUE(none.ok()) << none.status();
+    ExpectRefusal(none->op->CheckArgs(tensors),
+                  "quantize: azp is given; need none, as the operator was made "
+                  "without it");
+    std::vector<AnyTensorView> three = tensors;
+    three.back() = AnyTensorView();
+    EXPECT_EQ(none->op->CheckArgs(three), absl::OkStatus());
+  }
+}
+
 TEST_F(VllmRowsTest, Refuses) {
   const struct {
     const char* op;
