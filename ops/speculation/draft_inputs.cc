@@ -87,15 +87,15 @@ absl::Status Check(const SlotMappingSpec& spec, const SlotMappingArgs& args) {
   QUERN_RETURN_IF_ERROR(CheckIn(kMapping, "positions", args.positions, 0));
   QUERN_RETURN_IF_ERROR(
       CheckOut(kMapping, "slot_mapping", args.slot_mapping, DType::kI64, 0));
-  const IndexTable starts(args.query_start_loc), positions(args.positions),
-      blocks(args.block_table);
-  const int64_t requests = starts.rows() - 1;
+  const int64_t requests = args.query_start_loc.extent(0) - 1;
   QUERN_RETURN_IF_ERROR(CheckTable(kMapping, args.block_table, requests));
   QUERN_RETURN_IF_ERROR(
       CheckAllApart(kMapping, {{"slot_mapping", args.slot_mapping}},
                     {{"query_start_loc", args.query_start_loc},
                      {"positions", args.positions},
                      {"block_table", args.block_table}}));
+  const IndexTable starts(args.query_start_loc), positions(args.positions),
+      blocks(args.block_table);
   QUERN_RETURN_IF_ERROR(CheckEnds(
       kMapping, "query_start_loc", starts,
       std::min(args.positions.extent(0), args.slot_mapping.extent(0))));
