@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 #include "quern/ops/speculation/numbers_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
@@ -70,6 +71,19 @@ TEST(SlotMappingTest, Refuses) {
   refuse("query_start_loc has 0 elements; need at least 1", 16, {}, {0}, blocks,
          2);
   refuse("block_size=0; need 1 <=", 0, {0, 2}, {0, 1}, blocks, 2);
+}
+
+TEST(SlotMappingTest, RefusesATableOfThreeDimensions) {
+  const Numbers starts(kI32, {0, 1}), positions(kI64, {0}), blocks(kI32, {1}),
+      slots(kI64, {0});
+  SlotMappingSpec spec;
+  spec.block_size = 16;
+  const AnyTensorView table(kI32, blocks.view().data(), 3, {1, 1, 1},
+                            {1, 1, 1});
+  ExpectRefusal(StatusOf<SlotMappingPlan>(
+                    spec, SlotMappingArgs{starts.view(), positions.view(),
+                                          table, slots.view()}),
+                "block_table is [1, 1, 1]; need");
 }
 
 NextSlotsSpec NextSpec(int64_t block_size, int64_t most, int64_t pad) {
@@ -150,6 +164,22 @@ TEST(NextSlotsTest, Refuses) {
   refuse("block_size=0; need", NextSpec(0, 8, -1), {0, 0}, {0, 0}, blocks, 2);
   refuse("max_model_len=0; need", NextSpec(4, 0, -1), {0, 0}, {0, 0}, blocks,
          2);
+}
+
+// A request at the model's end needs no block, and any other one does.
+TEST(NextSlotsTest, RefusesATableWithoutBlocks) {
+  const Numbers lengths(kI32, {0, 0}), clamped(kI64, Filled(2, 0)),
+      slots(kI64, Filled(2, 0));
+  const AnyTensorView none(kI32, lengths.view().data(), 2, {2, 0}, {0, 1});
+  const auto status = [&](const Values& values) {
+    const Numbers positions(kI64, values);
+    return StatusOf<NextSlotsPlan>(
+        NextSpec(4, 8, -1),
+        NextSlotsArgs{positions.view(), none, lengths.view(), clamped.view(),
+                      slots.view()});
+  };
+  EXPECT_EQ(status({7, 8}), absl::OkStatus());
+  ExpectRefusal(status({7, 6}), "columns of block_table=0; need");
 }
 
 // ---- Tokens between drafts.
@@ -239,6 +269,23 @@ TEST(NextTokensTest, TheLastValidTokenIsNext) {
     refuse("sampled_token_ids has 5 elements; need at least 6", 100, 3, 6);
     refuse("requests=-1; need", 100, 3, -1);
   }
+}
+
+TEST(NextTokensTest, FlagsLieApartFromWhatIsWritten) {
+  const Numbers sampled(kI64, {5, 6}, 1), discard(kU8, {0, 0}),
+      backup(kI64, {40, 41}), next(kI64, {0, 0}), valid(kI32, {0, 0});
+  NextTokensSpec spec;
+  spec.vocab = 100;
+  spec.sampled = 1;
+  spec.requests = 2;
+  NextTokensArgs args = {sampled.view(), discard.view(), backup.view(),
+                         next.view(), valid.view()};
+  args.discard_request_mask = Alias(args.next_token_ids, kU8, 2);
+  ExpectRefusal(StatusOf<NextTokensPlan>(spec, args),
+                "next_token_ids overlaps discard_request_mask");
+  args.discard_request_mask = Alias(args.valid_sampled_tokens_count, kU8, 2);
+  ExpectRefusal(StatusOf<NextTokensPlan>(spec, args),
+                "valid_sampled_tokens_count overlaps discard_request_mask");
 }
 
 // ---- Room for drafts.
@@ -332,9 +379,59 @@ TEST(ExpandInputsTest, Refuses) {
   bad.padding_token = int64_t{1} << 31;
   refuse("padding_token=2147483648; need", bad, {0, 3, 7}, {2, 4});
   bad = spec;
+  bad.drafting_token = -(int64_t{1} << 31) - 1;
+  refuse("drafting_token=-2147483649; need", bad, {0, 3, 7}, {2, 4});
+  bad.drafting_token = int64_t{1} << 31;
+  refuse("drafting_token=2147483648; need", bad, {0, 3, 7}, {2, 4});
+  bad = spec;
   bad.input_tokens = 8;
   refuse("target_token_ids has 7 elements; need at least 8", bad, {0, 3, 7},
          {2, 4});
+}
+
+// The positions of a request count from its first one, and all of them fit.
+TEST(ExpandInputsTest, RefusesPositionsThatTheirTypeDoesNotHold) {
+  const Numbers starts(kI32, {0, 3, 7}), last(kI32, {2, 4});
+  for (const DType dtype : kIndices) {
+    const int64_t most = dtype == kI32 ? INT32_MAX : INT64_MAX;
+    const auto status = [&](int64_t first, int64_t second) {
+      const Inputs in(kI32, 12);
+      const Numbers positions(dtype, {first, 1, 2, second, 8, 9, 10}),
+          out(dtype, Filled(12, -5));
+      ExpandInputsArgs args = in.Args(starts, last);
+      args.target_positions = positions.view();
+      args.out_positions = out.view();
+      return StatusOf<ExpandInputsPlan>(ExpandSpecOf(2, false), args);
+    };
+    // The second request has 6 tokens in the outputs.
+    EXPECT_EQ(status(0, most - 6), absl::OkStatus());
+    ExpectRefusal(status(0, most - 5), "target_positions[3]=");
+    ExpectRefusal(status(-1, 7), "target_positions[0]=-1; need 0 <=");
+  }
+}
+
+TEST(ExpandInputsTest, MasksLieApart) {
+  const Numbers starts(kI32, {0, 3, 7}), last(kI32, {2, 4});
+  const Inputs in(kI64, 12);
+  const ExpandInputsArgs good = in.Args(starts, last);
+  const auto refuse = [&](const char* words,
+                          AnyTensorView ExpandInputsArgs::*mask,
+                          const AnyTensorView& other) {
+    ExpandInputsArgs args = good;
+    args.*mask = Alias(other, kU8, 12);
+    ExpectRefusal(StatusOf<ExpandInputsPlan>(ExpandSpecOf(2, false), args),
+                  words);
+  };
+  const auto rejected = &ExpandInputsArgs::out_is_rejected_token_mask;
+  const auto masked = &ExpandInputsArgs::out_is_masked_token_mask;
+  refuse("out_is_rejected_token_mask overlaps out_input_ids", rejected,
+         good.out_input_ids);
+  refuse("out_is_rejected_token_mask overlaps target_token_ids", rejected,
+         good.target_token_ids);
+  refuse("out_is_masked_token_mask overlaps out_is_rejected_token_mask", masked,
+         good.out_is_rejected_token_mask);
+  refuse("out_is_masked_token_mask overlaps query_end_loc", masked,
+         good.query_end_loc);
 }
 
 }  // namespace

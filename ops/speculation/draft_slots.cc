@@ -229,6 +229,10 @@ absl::Status Check(const AcceptedSlotsSpec&, const AcceptedSlotsArgs& args) {
                                     args.accept_out_cache_loc, DType::kI64,
                                     {kAnyExtent}));
   const IndexTable indices(args.accept_index);
+  QUERN_RETURN_IF_ERROR(CheckRange(kAccepted, "rows of accept_index",
+                                   indices.rows(), 0, kMaxI32));
+  QUERN_RETURN_IF_ERROR(CheckRange(kAccepted, "columns of accept_index",
+                                   indices.cols(), 0, kMaxI32));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(
       kAccepted, "length of accept_out_cache_loc",
       args.accept_out_cache_loc.extent(0), indices.rows() * indices.cols()));

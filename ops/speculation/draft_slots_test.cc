@@ -278,6 +278,23 @@ TEST(AcceptedSlotsTest, FollowOneAnother) {
   }
 }
 
+// A stride of 0 makes a few numbers as many rows as a caller likes.
+TEST(AcceptedSlotsTest, RefusesMoreIndicesThanI64Counts) {
+  const Numbers index(kI64, {0, 0, 0, 0}), slots(kI64, {50}), out(kI64, {0});
+  const auto refuse = [&](const char* words, int64_t rows, int64_t cols) {
+    const AnyTensorView many(kI64, index.view().data(), 2, {rows, cols},
+                             {0, 1});
+    ExpectRefusal(StatusOf<AcceptedSlotsPlan>(
+                      AcceptedSlotsSpec{},
+                      AcceptedSlotsArgs{many, slots.view(), out.view()}),
+                  words);
+  };
+  refuse("rows of accept_index=4611686018427387904; need 0 <=",
+         int64_t{1} << 62, 4);
+  refuse("columns of accept_index=1152921504606846975; need 0 <=", 16,
+         (int64_t{1} << 60) - 1);
+}
+
 TEST(RotateTokensTest, MovesEachRequestByOne) {
   const Values ids = {10, 11, 12, 13, 14, 15, 16, 17, 18};
   for (const DType dtype : kIndices) {

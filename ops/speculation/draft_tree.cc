@@ -15,8 +15,10 @@ constexpr char kVerify[] = "verify_tree";
 constexpr char kBuild[] = "build_tree";
 constexpr char kMask[] = "tree_of_mask";
 constexpr int64_t kMaxI32 = std::numeric_limits<int32_t>::max();
-// So that the square of it and of a length, and sums of those, fit.
-constexpr int64_t kMaxNodes = int64_t{1} << 20;
+// The most nodes of one request, and the largest topk and depth. It bounds the
+// costs that draft_tree.h states, and its square times the number of requests
+// fits in i64.
+constexpr int64_t kMaxNodes = int64_t{1} << 12;
 
 // The node of a request whose score has this number, or -1. Node 0 has none.
 int64_t NodeOf(const IndexTable& selected, int64_t b, int64_t number) {

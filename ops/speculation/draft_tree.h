@@ -13,6 +13,7 @@
 //                               of i or node 0
 //
 // Numbers are i32 or i64; masks are u8, where another value than 0 is true.
+// n, topk and depth are at most 4096.
 
 #include <cstdint>
 
@@ -36,6 +37,8 @@ namespace quern {
 // A chain of siblings longer than n is a loop, and ends after n nodes. Refused:
 // numbers of nodes, children or siblings out of range, predictions that i32
 // does not hold.
+//
+// CheckArgs costs O(requests * n); Execute costs O(requests * steps * n).
 struct VerifyTreeSpec {};
 struct VerifyTreeArgs {
   AnyTensorView predicts, accept_index, accept_token_num;  // written
@@ -64,6 +67,9 @@ void Run(const VerifyTreeSpec& spec, const VerifyTreeArgs& args);
 // [requests], positions [requests * n], the tree [requests, n]. Refused:
 // numbers that no step has, a node whose parent was not selected or that is
 // deeper than depth, positions that their type does not hold.
+//
+// CheckArgs and Execute cost O(requests * n^2 * depth), because each step from
+// a node to its parent searches selected_index.
 enum class TreeMask : uint8_t { kFull, kQueryOnly };
 struct BuildTreeSpec {
   int64_t topk = 0, depth = 0;
@@ -87,6 +93,9 @@ void Run(const BuildTreeSpec& spec, const BuildTreeArgs& args);
 // later node that sees it; the next sibling of node i is the first later node
 // that sees i's parent and nothing between that and itself. Any mask has a
 // result. Refused: positions that their type does not hold.
+//
+// CheckArgs costs O(requests); Execute costs O(requests * n^3), because it
+// searches for the parents of all later nodes at each node.
 struct TreeOfMaskSpec {
   int64_t requests = 0, draft_tokens = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -384,6 +385,47 @@ TEST(BuildTreeTest, Refuses) {
   }
 }
 
+// The largest number of nodes is 4096.
+TEST(BuildTreeTest, RefusesMoreNodesThanItsCostAllows) {
+  EXPECT_TRUE(BuildTreePlan::Create(SpecOf(2, 2, 4096)).ok());
+  ExpectRefusal(BuildTreePlan::Create(SpecOf(2, 2, 4097)).status(),
+                "draft_tokens=4097; need 1 <= draft_tokens <= 4096");
+}
+
+TEST(BuildTreeTest, RefusesMasksThatI64DoesNotCount) {
+  const auto refuse = [](const Values& lengths) {
+    const int64_t requests = Size(lengths);
+    const Numbers p(kI64, Values(lengths.size() * 3, 0), 3),
+        s(kI64, Values(lengths.size(), 0), 1), l(kI64, lengths);
+    const Tree tree(kI64, requests, 2, 4 * requests);
+    ExpectRefusal(StatusOf<BuildTreePlan>(SpecOf(2, 2, 2, TreeMask::kFull),
+                                          ArgsOf(p, s, l, tree)),
+                  "tree_mask has 2^63 elements or more");
+  };
+  // The product with the nodes, the sum of two lengths, and a sum with nodes.
+  refuse({int64_t{1} << 62});
+  refuse({int64_t{1} << 62, int64_t{1} << 62});
+  refuse({int64_t{1} << 62, (int64_t{1} << 62) - 3});
+}
+
+TEST(BuildTreeTest, TheMaskLiesApart) {
+  const Numbers p(kI64, {-1, 0, 1}, 3), s(kI64, {0, 1, 2}, 3), l(kI64, {5});
+  const Tree tree(kI64, 1, 4, 16);
+  const BuildTreeArgs good = ArgsOf(p, s, l, tree);
+  const auto refuse = [&](const char* words, const AnyTensorView& other) {
+    BuildTreeArgs args = good;
+    args.tree_mask = Alias(other, kU8, 16);
+    ExpectRefusal(StatusOf<BuildTreePlan>(SpecOf(2, 2, 4), args), words);
+  };
+  refuse("tree_mask overlaps parent_list", good.parent_list);
+  refuse("tree_mask overlaps selected_index", good.selected_index);
+  refuse("tree_mask overlaps verified_seq_len", good.verified_seq_len);
+  refuse("positions overlaps tree_mask", good.positions);
+  refuse("retrive_index overlaps tree_mask", good.retrive_index);
+  refuse("retrive_next_token overlaps tree_mask", good.retrive_next_token);
+  refuse("retrive_next_sibling overlaps tree_mask", good.retrive_next_sibling);
+}
+
 // ---- Trees of masks.
 
 TEST(TreeOfMaskTest, FindsATreeAndAChain) {
@@ -411,6 +453,37 @@ TEST(TreeOfMaskTest, FindsATreeAndAChain) {
   spec.requests = 2;
   spec.draft_tokens = 0;
   ExpectRefusal(StatusOf<TreeOfMaskPlan>(spec, args), "draft_tokens=0; need");
+}
+
+TEST(TreeOfMaskTest, RefusesLengthsAndAMaskThatIsWritten) {
+  const Numbers mask(kU8, {1, 0, 1, 1});
+  TreeOfMaskSpec spec;
+  spec.requests = 1;
+  spec.draft_tokens = 2;
+  for (const DType dtype : {kI32, kI64}) {
+    const Tree tree(dtype, 1, 2, 0);
+    const auto args = [&](const Numbers& lengths) {
+      return TreeOfMaskArgs{mask.view(),           lengths.view(),
+                            tree.positions.view(), tree.index.view(),
+                            tree.next.view(),      tree.sibling.view()};
+    };
+    const auto refuse = [&](int64_t length) {
+      const Numbers lengths(kI64, {length});
+      ExpectRefusal(
+          StatusOf<TreeOfMaskPlan>(spec, args(lengths)),
+          "verified_seq_len[0]=" + std::to_string(length) + "; need 0 <=");
+    };
+    refuse(-1);
+    refuse(dtype == kI32 ? INT32_MAX : INT64_MAX);
+    const Numbers lengths(kI64, {5});
+    TreeOfMaskArgs bad = args(lengths);
+    bad.tree_mask = Alias(bad.positions, kU8, 4);
+    ExpectRefusal(StatusOf<TreeOfMaskPlan>(spec, bad),
+                  "positions overlaps tree_mask");
+    bad.tree_mask = Alias(bad.retrive_next_sibling, kU8, 4);
+    ExpectRefusal(StatusOf<TreeOfMaskPlan>(spec, bad),
+                  "retrive_next_sibling overlaps tree_mask");
+  }
 }
 
 }  // namespace

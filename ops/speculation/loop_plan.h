@@ -29,7 +29,8 @@ class LoopPlan {
   const char* target() const { return "scalar"; }
 
   // Reads every index that Execute follows: InvalidArgument names the first one
-  // that leaves the tensor that it points into. O(indices).
+  // that leaves the tensor that it points into. The cost is O(indices), unless
+  // the header of the plan states another one.
   absl::Status CheckArgs(const Args& args) const { return Check(spec_, args); }
 
   // On the calling thread. Allocates nothing.

@@ -87,6 +87,14 @@ class Numbers {
   mutable GuardBuffer<uint8_t> memory_;  // a view may write
 };
 
+// Other numbers in the memory of `view`, a vector or a matrix. They may end
+// behind it, so they serve where CheckArgs refuses views that overlap.
+inline AnyTensorView Alias(const AnyTensorView& view, DType dtype, int64_t rows,
+                           int64_t cols = 0) {
+  return AnyTensorView(dtype, view.mutable_data(), cols == 0 ? 1 : 2,
+                       {rows, cols}, {cols == 0 ? 1 : cols, 1});
+}
+
 // Makes the plan, checks the arguments and runs it, which must not allocate.
 template <class Plan, class Spec, class Args>
 void RunPlan(const Spec& spec, const Args& args) {

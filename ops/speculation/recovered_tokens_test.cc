@@ -245,5 +245,24 @@ TEST(RecoveredTokensRefusalTest, SaysWhatLeavesATensor) {
   }
 }
 
+TEST(RecoveredTokensRefusalTest, ProbabilitiesLieApartFromTheTokens) {
+  const Case c(16, {2}, {0, 9});
+  RecoveredTokensSpec spec;
+  spec.vocab = 16;
+  const RecoveredTokensArgs good = c.Args(true);
+  const auto refuse = [&](const char* words,
+                          AnyTensorView RecoveredTokensArgs::*field,
+                          int64_t rows) {
+    RecoveredTokensArgs args = good;
+    args.*field = Alias(good.output_token_ids, DType::kF32, rows, 16);
+    ExpectRefusal(StatusOf<RecoveredTokensPlan>(spec, args), words);
+  };
+  refuse("output_token_ids overlaps target_probs",
+         &RecoveredTokensArgs::target_probs, 2);
+  refuse("output_token_ids overlaps draft_probs",
+         &RecoveredTokensArgs::draft_probs, 2);
+  refuse("output_token_ids overlaps inv_q", &RecoveredTokensArgs::inv_q, 1);
+}
+
 }  // namespace
 }  // namespace quern

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -109,14 +110,17 @@ void Verify(const RejectionArgs& args, const AnyTensorView& replacement,
 
 template <class T>
 void Expand(const ExpandSpec& spec, const ExpandArgs& args) {
+  // Integers are compared as i64, because i32 may not hold replace_from.
+  using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
   const auto* const input = static_cast<const T*>(args.input.data());
   auto* const output = static_cast<T*>(args.output.mutable_data());
   const IndexTable ends(args.cu_num_tokens);
   int64_t t = 0;
   for (int64_t r = 0; r < ends.rows(); ++r) {
-    const T value = input[r] == static_cast<T>(spec.replace_from)
-                        ? static_cast<T>(spec.replace_to)
-                        : input[r];
+    const T value =
+        static_cast<Wide>(input[r]) == static_cast<Wide>(spec.replace_from)
+            ? static_cast<T>(spec.replace_to)
+            : input[r];
     for (; t < ends.At(r); ++t) output[t] = value;
   }
 }
@@ -206,11 +210,9 @@ absl::Status Check(const ExpandSpec& spec, const ExpandArgs& args) {
       kOp, {{"output", args.output}},
       {{"input", args.input}, {"cu_num_tokens", args.cu_num_tokens}}));
   if (dtype == DType::kI32) {
-    for (const int64_t value : {spec.replace_from, spec.replace_to}) {
-      QUERN_RETURN_IF_ERROR(CheckRange(kOp, "a replacement of i32", value,
-                                       std::numeric_limits<int32_t>::min(),
-                                       std::numeric_limits<int32_t>::max()));
-    }
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "replace_to", spec.replace_to,
+                                     std::numeric_limits<int32_t>::min(),
+                                     std::numeric_limits<int32_t>::max()));
   }
   return CheckEnds(kOp, "cu_num_tokens", IndexTable(args.cu_num_tokens),
                    args.output.extent(0));

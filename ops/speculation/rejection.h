@@ -21,9 +21,10 @@
 // two verifies it, and each leaves the requests of the other alone. Left out,
 // all are verified.
 //
-// A quotient that is NaN rejects the draft, as does q <= 0 unless
-// uniform_probs[t] <= 0: the quotient is then 0. A request may have no drafts;
-// its one token is the bonus.
+// The quotient is 0 unless q > 0: where q is 0, negative or NaN, the draft is
+// accepted if uniform_probs[t] <= 0, whatever p is. With q > 0, a quotient that
+// is NaN rejects the draft. A uniform_probs[t] that is NaN always does. A
+// request may have no drafts; its one token is the bonus.
 //
 //   output_token_ids     [requests, cols], written
 //   cu_num_draft_tokens  [requests]
@@ -81,8 +82,9 @@ void Run(const RandomRejectionSpec& spec, const RandomRejectionArgs& args);
 // Gives each token the value of its request: output[t] = input[r] for
 // cu_num_tokens[r - 1] <= t < cu_num_tokens[r], with replace_to in place of
 // replace_from. input[requests] and output[tokens] are f32, i32 or i64, both
-// the same; a NaN equals nothing. Elements of output from the last end on are
-// left as they are. Refused: replace_to that an integer type does not hold.
+// the same; a NaN equals nothing, and no i32 equals a replace_from that i32
+// does not hold. Elements of output from the last end on are left as they are.
+// Refused: replace_to that an integer type does not hold.
 struct ExpandSpec {
   int64_t replace_from = 0, replace_to = 0;
 };

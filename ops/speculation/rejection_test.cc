@@ -158,12 +158,39 @@ TEST(RandomRejectionTest, NanRejectsAndAnUnlikelyDraftNeedsABoundOfZero) {
     RunPlan<RandomRejectionPlan>(Vocab(16), probs.Args(batch));
     EXPECT_EQ(batch.out.Read()[12], 25) << numbers[0] << " " << numbers[1];
   }
+  // A quotient counts as 0 unless q > 0, which a bound of 0 accepts.
+  const std::vector<std::vector<float>> accepted = {
+      {0.5f, 0.0f}, {0.5f, -1.0f}, {0.5f, kNan}, {kNan, kNan}, {kNan, 0.0f}};
+  for (const auto& numbers : accepted) {
+    const Batch batch(kI64);
+    const Probabilities probs;
+    probs.Set(5, numbers[0], numbers[1]);
+    probs.uniform.data()[5] = 0.0f;
+    RunPlan<RandomRejectionPlan>(Vocab(16), probs.Args(batch));
+    EXPECT_EQ(batch.out.Read()[12], 15) << numbers[0] << " " << numbers[1];
+  }
+}
+
+TEST(RandomRejectionTest, FlagsAndProbabilitiesLieApartFromTheTokens) {
   const Batch batch(kI64);
   const Probabilities probs;
-  probs.Set(5, 0.5f, 0.0f);
-  probs.uniform.data()[5] = 0.0f;
-  RunPlan<RandomRejectionPlan>(Vocab(16), probs.Args(batch));
-  EXPECT_EQ(batch.out.Read()[12], 15);
+  const RandomRejectionArgs good = probs.Args(batch);
+  const auto refuse = [&](const char* words,
+                          AnyTensorView RandomRejectionArgs::*field,
+                          DType dtype, int64_t rows, int64_t cols = 0) {
+    RandomRejectionArgs args = good;
+    args.*field = Alias(good.output_token_ids, dtype, rows, cols);
+    ExpectRefusal(StatusOf<RandomRejectionPlan>(Vocab(16), args), words);
+  };
+  using Args = RandomRejectionArgs;
+  refuse("output_token_ids overlaps is_greedy", &Args::is_greedy, DType::kU8,
+         4);
+  refuse("output_token_ids overlaps uniform_probs", &Args::uniform_probs,
+         DType::kF32, 6);
+  refuse("output_token_ids overlaps target_probs", &Args::target_probs,
+         DType::kF32, 6, 16);
+  refuse("output_token_ids overlaps draft_probs", &Args::draft_probs,
+         DType::kF32, 6, 17);
 }
 
 TEST(RandomRejectionTest, RefusesWhatLeavesATensor) {
@@ -322,12 +349,35 @@ TEST(ExpandTest, GivesEachTokenTheNumberOfItsRequest) {
   EXPECT_TRUE(std::isnan(out.data()[1]) && std::isnan(out.data()[2]));
 }
 
+// 2^32 + 7 is not a number of i32, and its low bits are 7.
+TEST(ExpandTest, ANumberThatTheTypeDoesNotHoldReplacesNothing) {
+  const Numbers ends(kI64, {2, 4}), in(DType::kI32, {7, 8}),
+      out(DType::kI32, {0, 0, 0, 0});
+  RunPlan<ExpandPlan>(ExpandSpec{(int64_t{1} << 32) + 7, 5},
+                      ExpandArgs{out.view(), in.view(), ends.view()});
+  EXPECT_EQ(out.Read(), (Values{7, 7, 8, 8}));
+}
+
+TEST(ExpandTest, FloatsLieApart) {
+  const Numbers ends(kI64, {1, 2});
+  GuardBuffer<float> out(2);
+  ExpandArgs args;
+  args.output = DenseVector(out.data(), 2);
+  args.input = args.output;
+  args.cu_num_tokens = ends.view();
+  ExpectRefusal(StatusOf<ExpandPlan>(ExpandSpec{}, args),
+                "output overlaps input");
+}
+
 TEST(ExpandTest, Refuses) {
   const Numbers ends(kI64, {2, 4}), in(DType::kI32, {7, 8}),
       out(DType::kI32, {0, 0, 0, 0});
   const ExpandArgs args = {out.view(), in.view(), ends.view()};
   ExpectRefusal(StatusOf<ExpandPlan>(ExpandSpec{0, int64_t{1} << 31}, args),
-                "a replacement of i32=2147483648; need");
+                "replace_to=2147483648; need");
+  ExpectRefusal(
+      StatusOf<ExpandPlan>(ExpandSpec{0, -(int64_t{1} << 31) - 1}, args),
+      "replace_to=-2147483649; need");
   const Numbers more(kI64, {2, 5}), back(kI64, {2, 1}), other(kI64, {7, 8});
   ExpectRefusal(
       StatusOf<ExpandPlan>(ExpandSpec{},
