@@ -92,13 +92,15 @@ template <typename Fixture, typename Plan, typename Make>
 void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
                   const Sequences& sequences) {
   const auto untouched = make(), once = make();
-  std::vector<Codes> slots, rows;
-  for (int64_t i = 0; i < kSlots; ++i) {
-    slots.push_back(Part(untouched.state().bits(), i, kSlots));
-  }
-  for (int64_t t = 0; t < kTokens; ++t) {
-    rows.push_back(Part(untouched.out().bits(), t, kTokens));
-  }
+  // Reading all bits takes longer than what is done with them.
+  const auto parts = [](const AnyMatrix& m, int64_t count) {
+    const auto bits = m.bits();
+    std::vector<Codes> all;
+    for (int64_t i = 0; i < count; ++i) all.push_back(Part(bits, i, count));
+    return all;
+  };
+  std::vector<Codes> slots = parts(untouched.state(), kSlots);
+  std::vector<Codes> rows = parts(untouched.out(), kTokens);
   const SequenceBatch batch = sequences.batch();
   for (int64_t s = 0; s < batch.sequences(); ++s) {
     const auto data = make();
@@ -121,15 +123,13 @@ void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
     const auto data = make();
     ManyWorkers many(workers);
     fixture.Run(plan, data, sequences, many);
-    for (int64_t i = 0; i < kSlots; ++i) {
-      EXPECT_EQ(Part(data.state().bits(), i, kSlots),
-                slots[static_cast<size_t>(i)])
-          << "slot " << i;
+    const std::vector<Codes> states = parts(data.state(), kSlots);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_EQ(states[i], slots[i]) << "slot " << i;
     }
-    for (int64_t t = 0; t < kTokens; ++t) {
-      EXPECT_EQ(Part(data.out().bits(), t, kTokens),
-                rows[static_cast<size_t>(t)])
-          << "token " << t;
+    const std::vector<Codes> outs = parts(data.out(), kTokens);
+    for (size_t t = 0; t < rows.size(); ++t) {
+      EXPECT_EQ(outs[t], rows[t]) << "token " << t;
     }
   }
 }
