@@ -134,6 +134,13 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
                       w.second.extent(0), args.conv_state.extent(0),
                       "conv_state has");
   }
+  // The convolution would take a slot for the windows of several tokens, which
+  // the recurrence does not have.
+  if (args.batch.num_accepted_tokens.size() > 0 && !args.batch.drafts()) {
+    return InvalidArgument(
+        s.op, "num_accepted_tokens without drafts; need rows of ",
+        args.batch.indices_name, ", or ", args.batch.destinations_name);
+  }
   return CheckSequences(s.op, args.batch, args.x.extent(0),
                         args.conv_state.extent(0), s.null_slot);
 }

@@ -86,9 +86,10 @@ class MixerFrame {
 
   // InvalidArgument names what is wrong with the common arguments, among it
   // rows of x or out that are farther apart than the implementation of their
-  // product takes (gemm/linear.h). `inputs` and `written` are those of the
-  // layer's own, whose shapes have been checked; inputs may have rank 0. None
-  // that is written may touch any other tensor.
+  // product takes (gemm/linear.h), and num_accepted_tokens of a batch without
+  // drafts, which mean windows in a slot to the convolution alone. `inputs` and
+  // `written` are those of the layer's own, whose shapes have been checked;
+  // inputs may have rank 0. None that is written may touch any other tensor.
   absl::Status CheckArgs(const MixerArgs& args,
                          absl::Span<const NamedView> inputs,
                          absl::Span<const NamedView> written) const;

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {
@@ -105,6 +106,14 @@ void ExpectCommonRefusals(const std::string& op, const Plan& plan,
          a.batch.has_initial_state = few;
        },
        "has_initial_state"},
+      // Regression: the convolution wrote a window for each token behind the
+      // rows of a slot.
+      {[](MixerArgs& a) {
+         static const int64_t accepted[] = {1, 1, 1, 1};
+         a.batch.num_accepted_tokens = DenseVector(accepted, 4);
+       },
+       "num_accepted_tokens without drafts; need rows of state_indices, or "
+       "destination_indices"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.words);
@@ -112,6 +121,14 @@ void ExpectCommonRefusals(const std::string& op, const Plan& plan,
     c.spoil(layer(args));
     ExpectRefusal(plan.CheckArgs(args), op + ": " + c.words);
   }
+  // Accepted tokens of drafts, which have destinations.
+  const int64_t numbers[] = {0, 1, 2, 3}, accepted[] = {1, 1, 1, 1};
+  Args drafts = good;
+  SequenceBatch& batch = layer(drafts).batch;
+  batch.num_accepted_tokens = DenseVector(accepted, 4);
+  batch.destination_indices = DenseVector(numbers, 4);
+  batch.destination_columns = 1;
+  EXPECT_EQ(plan.CheckArgs(drafts), absl::OkStatus());
 }
 
 // The plan's products are oneDNN's, which hold strides as 32-bit numbers of

@@ -9,6 +9,8 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/delta_rule.h"
 #include "quern/ops/recurrent/delta_rule_testutil.h"
+#include "quern/ops/recurrent/gated_delta_rule.h"
+#include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -130,6 +132,15 @@ TEST(DeltaRulePlanTest, RefusesBadTensors) {
     c.spoil(args);
     ExpectRefusal(plan->CheckArgs(args), c.words);
   }
+}
+
+TEST(GatedDeltaRulePlanTest, RefusesADecayForEachChannel) {
+  GatedDeltaRuleSpec spec;
+  spec.rule = Good();
+  EXPECT_EQ(GatedDeltaRulePlan::Create(spec).status(), absl::OkStatus());
+  spec.rule.decay = DeltaDecay::kPerChannel;
+  ExpectRefusal(GatedDeltaRulePlan::Create(spec).status(),
+                "gated_delta_rule: a decay for each channel; need one a head");
 }
 
 // Indices farther apart than one pass marks.

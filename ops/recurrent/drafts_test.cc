@@ -92,13 +92,15 @@ template <typename Fixture, typename Plan, typename Make>
 void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
                   const Sequences& sequences) {
   const auto untouched = make(), once = make();
-  std::vector<Codes> slots, rows;
-  for (int64_t i = 0; i < kSlots; ++i) {
-    slots.push_back(Part(untouched.state().bits(), i, kSlots));
-  }
-  for (int64_t t = 0; t < kTokens; ++t) {
-    rows.push_back(Part(untouched.out().bits(), t, kTokens));
-  }
+  // Reading all bits takes longer than what is done with them.
+  const auto parts = [](const AnyMatrix& m, int64_t count) {
+    const auto bits = m.bits();
+    std::vector<Codes> all;
+    for (int64_t i = 0; i < count; ++i) all.push_back(Part(bits, i, count));
+    return all;
+  };
+  std::vector<Codes> slots = parts(untouched.state(), kSlots);
+  std::vector<Codes> rows = parts(untouched.out(), kTokens);
   const SequenceBatch batch = sequences.batch();
   for (int64_t s = 0; s < batch.sequences(); ++s) {
     const auto data = make();
@@ -121,15 +123,13 @@ void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
     const auto data = make();
     ManyWorkers many(workers);
     fixture.Run(plan, data, sequences, many);
-    for (int64_t i = 0; i < kSlots; ++i) {
-      EXPECT_EQ(Part(data.state().bits(), i, kSlots),
-                slots[static_cast<size_t>(i)])
-          << "slot " << i;
+    const std::vector<Codes> states = parts(data.state(), kSlots);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_EQ(states[i], slots[i]) << "slot " << i;
     }
-    for (int64_t t = 0; t < kTokens; ++t) {
-      EXPECT_EQ(Part(data.out().bits(), t, kTokens),
-                rows[static_cast<size_t>(t)])
-          << "token " << t;
+    const std::vector<Codes> outs = parts(data.out(), kTokens);
+    for (size_t t = 0; t < rows.size(); ++t) {
+      EXPECT_EQ(outs[t], rows[t]) << "token " << t;
     }
   }
 }
@@ -168,6 +168,26 @@ TEST_P(DeltaRuleDraftsTest, HaveTheBitsOfDecode) {
       ExpectDecodeOf(
           spec, [&] { return DeltaRuleData(spec, kTokens, kSlots, values); });
     }
+  }
+}
+
+// Half of L1 holds fewer than 16 columns of such a state: blocks have 13
+// columns or 4, and the last block has fewer. States without a slot fill their
+// memory.
+TEST_P(DeltaRuleDraftsTest, OfLongKeysHaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const int64_t dk : {300, 1024}) {
+    SCOPED_TRACE(dk);
+    DeltaRuleSpec spec;
+    spec.key_heads = spec.value_heads = 1;
+    spec.dk = dk;
+    spec.dv = dk == 300 ? 15 : 7;
+    spec.norm = DeltaNorm::kL2;
+    const auto values = DeltaRuleData::Random(spec, kTokens, kSlots, rng);
+    ExpectDecode(
+        *this, Plan(spec),
+        [&] { return DeltaRuleData(spec, kTokens, kSlots, values); },
+        dk == 300 ? Apart() : LastAlone());
   }
 }
 
@@ -238,6 +258,18 @@ class ConvData {
   }
   const AnyMatrix& state() const { return state_; }
   const AnyMatrix& out() const { return out_; }
+  // Row `r` of a slot: one input of each channel.
+  Codes StateRow(int64_t slot, int64_t r) const {
+    const auto bits = state_.bits();
+    const bool by_rows = spec_.state_layout == ConvStateLayout::kRows;
+    Codes row;
+    for (int64_t c = 0; c < spec_.channels; ++c) {
+      const int64_t at = by_rows ? (slot * rows_ + r) * spec_.channels + c
+                                 : (slot * spec_.channels + c) * rows_ + r;
+      row.push_back(bits[static_cast<size_t>(at)]);
+    }
+    return row;
+  }
 
  private:
   CausalConv1dSpec spec_;
@@ -270,38 +302,46 @@ TEST_P(ConvDraftsTest, HaveTheBitsOfDecode) {
 // begins in row i. Five tokens, then three that go on from each of them.
 TEST_P(ConvDraftsTest, WindowsInASlotHaveTheBitsOfDecode) {
   TestRng rng;
+  const auto expect = [&](const CausalConv1dSpec& spec, int32_t accepted) {
+    const CausalConv1dPlan plan = Plan(spec);
+    const int64_t rows = spec.width - 1 + 4;
+    const auto values = ConvData::Random(spec, 8, 2 * rows, rng);
+    const ConvData drafts(spec, 8, 2, rows, values);
+    const ConvData decode(spec, 8, 2, rows, values);
+    Sequences first = {{1}, {0, 5}, {}}, second = {{1}, {5, 8}, {}};
+    first.accepted = {1};
+    second.accepted = {accepted};
+    Run(plan, drafts, first);
+    Run(plan, drafts, second);
+    // What was not accepted did not happen.
+    const int32_t kept = accepted == 0 ? 1 : accepted;
+    for (int32_t t = 0; t < 8; ++t) {
+      if (t >= kept && t < 5) continue;
+      Run(plan, decode, {{1}, {t, t + 1}, {}});
+      EXPECT_EQ(Part(drafts.out().bits(), t, 8),
+                Part(decode.out().bits(), t, 8))
+          << "token " << t;
+    }
+    // The third window of the second call is what decode leaves.
+    for (int64_t r = 0; r + 1 < spec.width; ++r) {
+      EXPECT_EQ(drafts.StateRow(1, 2 + r), decode.StateRow(1, r))
+          << "row " << r;
+    }
+  };
   for (const DType dtype : kFloats) {
     for (const int64_t width : {2, 3, 4}) {
-      CausalConv1dSpec spec;
-      spec.channels = 37;
-      spec.width = width;
-      spec.dtype = dtype;
-      const CausalConv1dPlan plan = Plan(spec);
-      const int64_t rows = width - 1 + 4;
-      const auto values = ConvData::Random(spec, 8, 2 * rows, rng);
-      for (const int32_t accepted : {0, 1, 2, 3, 4, 5}) {
-        SCOPED_TRACE(accepted);
-        const ConvData drafts(spec, 8, 2, rows, values);
-        const ConvData decode(spec, 8, 2, rows, values);
-        Sequences first = {{1}, {0, 5}, {}}, second = {{1}, {5, 8}, {}};
-        first.accepted = {1};
-        second.accepted = {accepted};
-        Run(plan, drafts, first);
-        Run(plan, drafts, second);
-        // What was not accepted did not happen.
-        const int32_t kept = accepted == 0 ? 1 : accepted;
-        for (int32_t t = 0; t < 8; ++t) {
-          if (t >= kept && t < 5) continue;
-          Run(plan, decode, {{1}, {t, t + 1}, {}});
-          EXPECT_EQ(Part(drafts.out().bits(), t, 8),
-                    Part(decode.out().bits(), t, 8))
-              << "token " << t;
-        }
-        // The third window of the second call is what decode leaves.
-        for (int64_t r = 0; r + 1 < width; ++r) {
-          EXPECT_EQ(Part(drafts.state().bits(), rows + 2 + r, 2 * rows),
-                    Part(decode.state().bits(), rows + r, 2 * rows))
-              << "row " << r;
+      for (const ConvStateLayout layout :
+           {ConvStateLayout::kRows, ConvStateLayout::kChannels}) {
+        CausalConv1dSpec spec;
+        spec.channels = 37;
+        spec.width = width;
+        spec.dtype = dtype;
+        spec.state_layout = layout;
+        for (const int32_t accepted : {0, 1, 2, 3, 4, 5}) {
+          SCOPED_TRACE(testing::Message()
+                       << DTypeName(dtype) << " width " << width << " layout "
+                       << static_cast<int>(layout) << " accepted " << accepted);
+          expect(spec, accepted);
         }
       }
     }
@@ -394,6 +434,64 @@ TEST(SequenceBatchDraftsTest, RefusesBadSlots) {
   one.accepted = {2};
   ExpectRefusal(CheckSequences("op", one.batch(), 5, 8, -1),
                 "num_accepted_tokens[0]=2; need 0 <= accepted <= 1");
+}
+
+TEST(SequenceBatchDraftsTest, RefusesListsWithoutMemory) {
+  struct Case {
+    void (*spoil)(SequenceBatch&);
+    std::string words;
+  };
+  constexpr const int64_t* kNowhere = nullptr;
+  const Case cases[] = {
+      {[](SequenceBatch& b) { b.state_indices = DenseVector(kNowhere, 6); },
+       "op: state_indices is null"},
+      {[](SequenceBatch& b) { b.query_start_loc = DenseVector(kNowhere, 3); },
+       "op: query_start_loc is null"},
+      {[](SequenceBatch& b) {
+         b.num_accepted_tokens = DenseVector(kNowhere, 2);
+       },
+       "op: num_accepted_tokens is null"},
+      {[](SequenceBatch& b) {
+         b.destination_indices = DenseVector(kNowhere, 6);
+         b.destination_columns = 3;
+       },
+       "op: destination_indices is null"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.words);
+    Sequences s = {{0, 1, 2, 3, 4, 77}, {0, 3, 5}, {}};
+    s.columns = 3;
+    SequenceBatch batch = s.batch();
+    EXPECT_EQ(CheckSequences("op", batch, 5, 8, -1), absl::OkStatus());
+    c.spoil(batch);
+    ExpectRefusal(CheckSequences("op", batch, 5, 8, -1), c.words);
+  }
+}
+
+TEST(SequenceBatchDraftsTest, RefusesAStateOnAList) {
+  Sequences s = {{0, 1}, {0, 1, 2}, {1, 1}};
+  s.destinations = {2, 3};
+  s.destination_columns = 1;
+  s.accepted = {1, 1};
+  const SequenceBatch batch = s.batch();
+  const auto on = [](auto& list) {
+    return AnyTensorView(DType::kU8, static_cast<void*>(list.data()), 1, {1},
+                         {1});
+  };
+  const struct {
+    AnyTensorView state;
+    std::string list;
+  } cases[] = {{on(s.slots), "state_indices"},
+               {on(s.starts), "query_start_loc"},
+               {on(s.destinations), "destination_indices"},
+               {on(s.accepted), "num_accepted_tokens"},
+               {on(s.has_initial_state), "has_initial_state"}};
+  for (const auto& c : cases) {
+    ExpectRefusal(CheckBatchApart("op", batch, "state", c.state),
+                  "op: state overlaps " + c.list);
+  }
+  std::vector<uint8_t> apart(1);
+  EXPECT_EQ(CheckBatchApart("op", batch, "state", on(apart)), absl::OkStatus());
 }
 
 }  // namespace

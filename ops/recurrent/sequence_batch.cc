@@ -33,6 +33,12 @@ absl::Status CheckDistinct(absl::string_view op, const SequenceBatch& batch,
                          " is given twice; need a slot for each sequence");
 }
 
+absl::Status CheckMemory(absl::string_view op, absl::string_view field,
+                         IndexView list) {
+  if (!list.null() || list.size() == 0) return absl::OkStatus();
+  return InvalidArgument(op, field, " is null");
+}
+
 absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
                          int64_t tokens) {
   const IndexView starts = batch.query_start_loc;
@@ -46,7 +52,7 @@ absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
                       batch.sequences(),
                       absl::StrCat(batch.indices_name, " has sequences"));
   }
-  if (starts.null()) return InvalidArgument(op, "query_start_loc is null");
+  QUERN_RETURN_IF_ERROR(CheckMemory(op, "query_start_loc", starts));
   int64_t least = 0;
   for (int64_t i = 0; i < starts.size(); ++i) {
     if (starts[i] < least || starts[i] > tokens) {
@@ -72,6 +78,7 @@ absl::Status CheckAccepted(absl::string_view op, const SequenceBatch& batch,
   const IndexView accepted = batch.num_accepted_tokens;
   QUERN_RETURN_IF_ERROR(
       CheckCount(op, "num_accepted_tokens", batch, accepted.size(), 1));
+  QUERN_RETURN_IF_ERROR(CheckMemory(op, "num_accepted_tokens", accepted));
   for (int64_t s = 0; s < accepted.size(); ++s) {
     if (accepted[s] < 0 || accepted[s] > places) {
       return InvalidArgument(op, "num_accepted_tokens[", s, "]=", accepted[s],
@@ -187,14 +194,14 @@ absl::Status CheckDraftsDistinct(absl::string_view op,
 
 absl::Status CheckDrafts(absl::string_view op, const SequenceBatch& batch,
                          int64_t slots, int64_t null_slot) {
-  const IndexView all = batch.state_indices;
-  if (all.null() && all.size() > 0) {
-    return InvalidArgument(op, batch.indices_name, " is null");
-  }
+  QUERN_RETURN_IF_ERROR(
+      CheckMemory(op, batch.indices_name, batch.state_indices));
   const DraftSlots drafts(batch, null_slot);
   QUERN_RETURN_IF_ERROR(CheckCount(op, batch.destinations_name, batch,
                                    batch.destination_indices.size(),
                                    batch.destination_columns));
+  QUERN_RETURN_IF_ERROR(
+      CheckMemory(op, batch.destinations_name, batch.destination_indices));
   QUERN_RETURN_IF_ERROR(CheckDraftRange(op, batch, drafts, slots, null_slot));
   return CheckDraftsDistinct(op, batch, drafts);
 }

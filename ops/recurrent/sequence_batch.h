@@ -96,7 +96,8 @@ struct SequenceBatch {
 // - has_initial_state is empty or has one byte for each sequence,
 // - num_accepted_tokens is empty or has a number for each sequence, from 0 to
 //   `places`, which is the number of slots in a row of state_indices unless
-//   the operator keeps several states in a slot.
+//   the operator keeps several states in a slot,
+// - every list of numbers that is not empty has memory.
 //
 // Where there are drafts, slots are those that the batch takes: of each
 // sequence that has tokens, the slot that it begins from and, if that is not

@@ -13,9 +13,9 @@ namespace quern {
 inline constexpr size_t kStateRows = 256;
 
 // One token's step on a block of rows of a head. Row strides are in elements.
-// Arrays of floats are aligned
-// to 64 bytes and end with a whole vector. What follows b and c in theirs is
-// zero; what follows the rows is computed on and not used.
+// Arrays of floats are aligned to 64 bytes and end with a whole vector. What
+// follows b and c in theirs is zero; what follows the rows is computed on and
+// not used.
 struct StateUpdateStep {
   // Row 0 of the block before the token and after it, of the kernel's state
   // dtype. They are the same place or apart.

@@ -92,10 +92,20 @@ inline IndexView IndicesOf(const AnyTensorView& v, int64_t count) {
   }
   return DenseVector(static_cast<const int32_t*>(v.data()), count);
 }
-// Views all elements of a dense tensor as one vector.
+// Views the first `rows` rows of `columns` elements of a dense tensor as one
+// vector. The vector is empty where it would have 2^63 elements or more,
+// because operators view a tensor before they refuse its shape.
+inline IndexView IndicesOf(const AnyTensorView& v, int64_t rows,
+                           int64_t columns) {
+  int64_t size = 0;
+  return IndicesOf(v, CheckedMul(rows, columns, &size) ? size : 0);
+}
+// Views all elements of a dense tensor as one vector, like the function above.
 inline IndexView IndicesOf(const AnyTensorView& v) {
   int64_t size = 1;
-  for (int d = 0; d < v.rank(); ++d) size *= v.extent(d);
+  for (int d = 0; d < v.rank(); ++d) {
+    if (!CheckedMul(size, v.extent(d), &size)) return IndicesOf(v, 0);
+  }
   return IndicesOf(v, size);
 }
 

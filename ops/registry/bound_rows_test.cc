@@ -173,6 +173,20 @@ TEST_F(RegistryRowsTest, RefusesShapesBeyondInt64) {
       << rows;
 }
 
+TEST(IndicesOfTest, HasNoneOf2To63ElementsOrMore) {
+  int32_t id = 7;
+  const auto ids = [&](int64_t rows, int64_t columns) {
+    return AnyTensorView(DType::kI32, static_cast<void*>(&id), 2,
+                         {rows, columns}, {columns, 1});
+  };
+  constexpr int64_t kRows = int64_t{1} << 62;
+  EXPECT_EQ(IndicesOf(ids(1, 1)).size(), 1);
+  EXPECT_EQ(IndicesOf(ids(kRows, 1)).size(), kRows);
+  EXPECT_EQ(IndicesOf(ids(kRows, 3)).size(), 0);
+  EXPECT_EQ(IndicesOf(ids(kRows, 3), kRows, 1).size(), kRows);
+  EXPECT_EQ(IndicesOf(ids(kRows, 3), kRows, 3).size(), 0);
+}
+
 TEST_F(RegistryRowsTest, NormsWithoutTheWeightThatWasNotPromised) {
   ForBoth("rms_norm_quant",
           {{"x", TensorMeta{DType::kF32, {1, 4}}},

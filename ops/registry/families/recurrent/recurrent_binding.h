@@ -88,8 +88,8 @@ inline SequenceBatch BatchOf(const AnyTensorView& indices,
   batch.state_indices = IndicesOf(indices);
   if (starts.rank() != 0) {
     batch.query_start_loc = IndicesOf(starts);
-    batch.state_indices =
-        IndicesOf(indices, (starts.extent(0) - 1) * batch.columns);
+    batch.state_indices = IndicesOf(
+        indices, std::max<int64_t>(starts.extent(0), 1) - 1, batch.columns);
   }
   if (initial.rank() != 0) {
     batch.has_initial_state =
@@ -193,7 +193,7 @@ OpDeclaration<Plan, Spec, Args>& OrDrafts(OpDeclaration<Plan, Spec, Args>& op,
           batch.destination_columns =
               a.destinations.rank() == 2 ? a.destinations.extent(1) : 1;
           batch.destination_indices =
-              IndicesOf(a.destinations, sequences * batch.destination_columns);
+              IndicesOf(a.destinations, sequences, batch.destination_columns);
         }
         if (a.accepted.rank() != 0) {
           batch.num_accepted_tokens = IndicesOf(a.accepted, sequences);

@@ -41,7 +41,7 @@ struct Tensor {
     for (size_t d = extents.size(); d-- > 0;) {
       sizes[d] = extents[d];
       strides[d] = stride;
-      stride *= extents[d];
+      stride = d == 0 ? stride : stride * extents[d];
     }
     void* const data = indices.empty() ? static_cast<void*>(floats.data())
                                        : static_cast<void*>(indices.data());
@@ -281,6 +281,17 @@ TEST_P(RecurrentDraftsTest, RefusesWhatIsNoRowOfSlots) {
       {{Indices("state_indices", {2}, {0, 1}), starts,
         Indices("num_accepted_tokens", {2}, {1, 2})},
        "num_accepted_tokens[1]=2; need 0 <= accepted <= 1"},
+      // More numbers than int64_t counts, which reach every other tensor.
+      {{Indices("state_indices", {int64_t{1} << 62, 3}, {0}),
+        Indices("query_start_loc", {2}, {0, 5})},
+       "state overlaps state_indices"},
+      {{Indices("state_indices", {int64_t{1} << 62, 3}, {0}),
+        Indices("query_start_loc", {(int64_t{1} << 62) + 1}, {0})},
+       "state overlaps state_indices"},
+      {{Indices("state_indices", {1}, {0}),
+        Indices("query_start_loc", {2}, {0, 5}),
+        Indices("destination_indices", {int64_t{1} << 62, 3}, {0})},
+       "state overlaps destination_indices"},
   };
   for (const Refused& refused : cases) {
     SCOPED_TRACE(refused.words);
