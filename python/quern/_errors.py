@@ -1,9 +1,12 @@
-"""What a refused call raises: an exception that is both quern.Error and the type Python would raise."""
+"""What a refused call raises: quern.Error, and the type that Python would raise.
+
+It is a RuntimeError, too, because PyTorch's operators raise that for what they refuse.
+"""
 
 from . import _abi
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """A refused call. `status` is the code of c/quern.h; the text is the library's sentence."""
 
     status = _abi.INTERNAL

@@ -32,7 +32,6 @@ struct Args : TableRotaryArgs {
 };
 using Op = OpDeclaration<TableRotaryPlan, Spec, Args>;
 
-int64_t& HeadDim(Spec& spec) { return spec.rotary.head_dim; }
 int64_t& RotDim(Spec& spec) { return spec.rotary.rot_dim; }
 int64_t& MaxPositions(Spec& spec) { return spec.rotary.max_positions; }
 DType& HeadDType(Spec& spec) { return spec.rotary.dtype; }
