@@ -56,6 +56,13 @@ absl::Status DeltaGatesPlan::CheckArgs(const DeltaGatesArgs& args) const {
       CheckInput(kOp, "a", args.a, s.dtype, {kAnyExtent, s.heads}));
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "b", args.b, s.dtype, {tokens, s.heads}));
+  for (const AnyTensorView* view : {&args.a, &args.b}) {
+    if (tokens > 1 && view->stride(0) < s.heads) {
+      return InvalidArgument(kOp, "rows of ", view == &args.a ? "a" : "b",
+                             " are ", view->stride(0), " apart; need ", s.heads,
+                             " or more");
+    }
+  }
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "a_log", args.a_log, s.log_dtype, {s.heads}));
   QUERN_RETURN_IF_ERROR(

@@ -48,7 +48,7 @@ class DeltaGatesPlan {
   const DeltaGatesSpec& spec() const { return spec_; }
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
-  // the spec's; g or beta on another tensor.
+  // the spec's; rows of a or b that overlap; g or beta on another tensor.
   absl::Status CheckArgs(const DeltaGatesArgs& args) const;
 
   // Writes g and beta. Views may have any strides, the last one 1. Allocates

@@ -94,6 +94,10 @@ absl::Status GatedDeltaRulePlan::CheckArgs(
   for (const auto& [name, view] : projections) {
     QUERN_RETURN_IF_ERROR(CheckInput(kOp, name, *view, spec_.gate_dtype,
                                      {tokens, s.value_heads}));
+    if (tokens > 1 && view->stride(0) < s.value_heads) {
+      return InvalidArgument(kOp, "rows of ", name, " are ", view->stride(0),
+                             " apart; need ", s.value_heads, " or more");
+    }
   }
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "a_log", args.a_log, spec_.log_dtype, {s.value_heads}));
