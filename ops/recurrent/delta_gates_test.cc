@@ -1,6 +1,5 @@
 #include "quern/ops/recurrent/delta_gates.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -17,6 +17,7 @@
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/no_alloc.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -42,13 +43,14 @@ struct Values {
 };
 
 struct Gates {
+  absl::Status status;  // of CheckArgs; g and beta are empty where it refuses
   Doubles g, beta;
 };
 
 class DeltaGatesTest : public IsaTest {
  protected:
-  // broadcast: every token has the first row of a and b.
-  Gates Run(DType dtype, const Values& values, bool broadcast = false) {
+  // `stride` is that of the rows of a and b.
+  Gates Run(DType dtype, const Values& values, int64_t stride = kHeads + 3) {
     DeltaGatesSpec spec;
     spec.heads = kHeads;
     spec.dtype = spec.log_dtype = spec.bias_dtype = spec.beta_dtype = dtype;
@@ -63,7 +65,7 @@ class DeltaGatesTest : public IsaTest {
     const AnyMatrix beta(dtype, kTokens, kHeads, kHeads + 3);
     const auto rows = [&](const AnyMatrix& m) {
       return AnyTensorView(dtype, m.const_view().data(), 2, {kTokens, kHeads},
-                           {broadcast ? 0 : kHeads + 3, 1});
+                           {stride, 1});
     };
     DeltaGatesArgs args;
     args.a = rows(a);
@@ -72,10 +74,11 @@ class DeltaGatesTest : public IsaTest {
     args.dt_bias = dt_bias.vector();
     args.g = g.view();
     args.beta = beta.view();
-    EXPECT_EQ(plan->CheckArgs(args), absl::OkStatus());
+    const absl::Status status = plan->CheckArgs(args);
+    if (!status.ok()) return {status, {}, {}};
     InlineExecutor executor;
     EXPECT_NO_ALLOCATION(plan->Execute(args, executor));
-    return {g.doubles(), beta.doubles()};
+    return {status, g.doubles(), beta.doubles()};
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(DeltaGatesTest);
@@ -97,6 +100,7 @@ TEST_P(DeltaGatesTest, AreTheFormula) {
       want.beta.push_back(1 / (1 + std::exp(-rounded(values.b, i))));
     }
     const Gates got = Run(dtype, values);
+    ASSERT_EQ(got.status, absl::OkStatus());
     // The C library's functions are within 2^-40 here.
     EXPECT_TRUE(AllWithin(got.g, want.g, [](double y, int64_t) {
       return ResultBound(DType::kF32, std::abs(y), std::ldexp(1.0, -40));
@@ -121,6 +125,7 @@ TEST_P(DeltaGatesTest, KeepNaNWhereItBelongs) {
     values.a_log[100] = values.a_log[256] = kNaN;
     values.dt_bias[0] = values.dt_bias[255] = kNaN;
     const Gates got = Run(dtype, values);
+    ASSERT_EQ(got.status, absl::OkStatus());
     for (int64_t t = 0; t < kTokens; ++t) {
       for (int64_t h = 0; h < kHeads; ++h) {
         const bool g = std::isnan(values.a[at(t, h)]) ||
@@ -135,19 +140,15 @@ TEST_P(DeltaGatesTest, KeepNaNWhereItBelongs) {
   }
 }
 
-TEST_P(DeltaGatesTest, TakeOneRowForAllTokens) {
+TEST_P(DeltaGatesTest, RefuseRowsThatOverlap) {
   TestRng rng;
   const Values values(rng);
-  Values repeated = values;
-  for (int64_t t = 1; t < kTokens; ++t) {
-    for (Doubles* v : {&repeated.a, &repeated.b}) {
-      std::copy(v->begin(), v->begin() + kHeads, v->begin() + t * kHeads);
-    }
+  EXPECT_EQ(Run(DType::kF32, values, kHeads).status, absl::OkStatus());
+  for (const int64_t stride : {int64_t{0}, kHeads - 1}) {
+    ExpectRefusal(Run(DType::kF32, values, stride).status,
+                  absl::StrCat("rows of a are ", stride, " apart; need ",
+                               kHeads, " or more"));
   }
-  const Gates want = Run(DType::kF32, repeated);
-  const Gates got = Run(DType::kF32, values, /*broadcast=*/true);
-  EXPECT_TRUE(AllEqual(got.g, want.g));
-  EXPECT_TRUE(AllEqual(got.beta, want.beta));
 }
 
 }  // namespace
