@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -88,10 +89,10 @@ TableRotaryArgs Bound(const Args& a, int64_t head_dim) {
 
 absl::Status Check(const TableRotaryPlan& plan, const Args& a) {
   const bool streams = !plan.spec().sections.empty();
-  const std::vector<int64_t> want = streams
-                                        ? std::vector<int64_t>{3, kAnyExtent}
-                                        : std::vector<int64_t>{kAnyExtent};
-  QUERN_RETURN_IF_ERROR(CheckIndexView(kOp, "positions", a.at, want));
+  constexpr int64_t kStreams[] = {3, kAnyExtent};
+  QUERN_RETURN_IF_ERROR(
+      CheckIndexView(kOp, "positions", a.at,
+                     absl::MakeConstSpan(kStreams).subspan(streams ? 0 : 1)));
   return plan.CheckArgs(Bound(a, plan.spec().rotary.head_dim));
 }
 void Execute(const TableRotaryPlan& plan, const Args& a, Workspace,

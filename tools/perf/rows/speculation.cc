@@ -86,7 +86,8 @@ class RecoveredTokens final : public Op {
     Verdict all;
     executor.ParallelFor(tokens(), [&](int64_t t, int) {
       const float* const p = target_.at<float>(0) + t * vocab();
-      const float* const q = draft_.at<float>(0) + t * vocab();
+      const float* const q =
+          draft_probs() ? draft_.at<float>(0) + t * vocab() : nullptr;
       const float* const inv_q = inv_q_.at<float>(0) + t / drafts_ * vocab();
       double most = -1;
       int64_t token = 0;
