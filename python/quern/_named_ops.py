@@ -38,6 +38,10 @@ class Operator(NamedTuple):
         return self.schema.partition("(")[0]
 
 
+def nothing(*_, **__):
+    """The fake of an operator that returns nothing."""
+
+
 # Names that a project spelled in several ways.
 _ALIASES = {
     "casual": "causal",

@@ -400,7 +400,7 @@ OPERATORS = (
     ),
     _operator(
         "bmm_cpu(Tensor(a0!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()", bmm_cpu,
-        lambda *args, **_: None,
+        _named_ops.nothing,
     ),
     # inplace is an argument and not an annotation in SGLang's schema, too.
     _operator(

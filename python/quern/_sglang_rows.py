@@ -180,10 +180,6 @@ def _gated_like(input, gate, inplace):
     return input if inplace else _like(input)
 
 
-def _nothing(*_, **__):
-    return None
-
-
 def _queries_and_keys(q, k, *_, **__):
     return _like(q), _like(k)
 
@@ -261,7 +257,7 @@ OPERATORS = (
         fused_rmsnorm_gated_cpu, _like,
     ),
     *(
-        _Operator(name + _ADD, _fused_add(name), _nothing)
+        _Operator(name + _ADD, _fused_add(name), _named_ops.nothing)
         for name in ("fused_add_rmsnorm_cpu", "gemma_fused_add_rmsnorm_cpu")
     ),
     # SGLang's schema does not say that residual is written.
@@ -319,6 +315,6 @@ OPERATORS = (
     _Operator(
         "store_cache_cpu(Tensor k, Tensor v, Tensor(a2!) k_cache, Tensor(a3!) v_cache, Tensor indices, int? row_dim) "
         "-> ()",
-        store_cache_cpu, _nothing,
+        store_cache_cpu, _named_ops.nothing,
     ),
 )

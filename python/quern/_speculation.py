@@ -170,10 +170,6 @@ def copy_and_expand_eagle_inputs_kernel_impl(
 # ---- Schemas ----------------------------------------------------------------------------------------------
 
 
-def _nothing(*args, **kwargs):
-    return None
-
-
 def _draft_rows(req_to_token, req_pool_indices, seq_lens, topk, num_steps, pool_len):
     return req_to_token.new_empty((req_pool_indices.shape[0] * topk, pool_len), dtype=torch.int32)
 
@@ -234,7 +230,7 @@ _WRITERS_OF_VLLM = (
 
 
 def _writers(schemas):
-    return tuple(_named_ops.Operator(s, globals()[s.partition("(")[0]], _nothing) for s in schemas)
+    return tuple(_named_ops.Operator(s, globals()[s.partition("(")[0]], _named_ops.nothing) for s in schemas)
 
 
 SGLANG = _writers(_WRITERS_OF_SGLANG) + (

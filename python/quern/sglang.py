@@ -77,10 +77,6 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     return out
 
 
-def _nothing(*args, **_):
-    return None
-
-
 # A family: what one of its operators makes, the others read.
 _ATTENTION = "attention"
 
@@ -92,7 +88,7 @@ _OPERATORS = (
         "Tensor? key, Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, "
         "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn=False, "
         "int sliding_window=0, Tensor? encoder_lens=None, Tensor? sinks=None) -> ()",
-        decode_attention_cpu, _nothing, _ATTENTION,
+        decode_attention_cpu, _named_ops.nothing, _ATTENTION,
     ),
     _Operator(
         "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a3!) o_extend, "
@@ -100,7 +96,7 @@ _OPERATORS = (
         "Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, "
         "float logit_cap, bool is_cross_attn=False, int sliding_window=0, Tensor? encoder_lens=None, "
         "Tensor? sinks=None, Tensor? tree_mask=None) -> ()",
-        extend_attention_cpu, _nothing, _ATTENTION,
+        extend_attention_cpu, _named_ops.nothing, _ATTENTION,
     ),
     _Operator(
         "flash_attn_varlen_func(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "

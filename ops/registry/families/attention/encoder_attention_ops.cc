@@ -4,19 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention.h"
-#include "quern/attention/schedule.h"
 #include "quern/attention/varlen_attention.h"
-#include "quern/cache/page_table.h"
 #include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -25,9 +20,8 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/ops/registry/families/attention/token_cache.h"
+#include "quern/ops/registry/families/attention/varlen_call.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/reference/attention.h"
 
 namespace quern {
 namespace {
@@ -84,26 +78,16 @@ class Plan {
  public:
   template <bool kNative>
   static absl::StatusOr<Plan> Make(const Spec& spec, const OpCall&) {
-    QUERN_ASSIGN_OR_RETURN(const VarlenAttentionPlan plan,
-                           VarlenAttentionPlan::Create(spec));
-    AttentionSpec paged;
-    QUERN_ASSIGN_OR_RETURN(paged.kv, TokenLayout(spec.dtype, spec.kv_heads,
-                                                 spec.head_dim, spec.head_dim));
-    paged.q_heads = spec.q_heads;
-    paged.q_dtype = paged.out_dtype = spec.dtype;
-    paged.scale = spec.scale;
-    return Plan(spec, paged, plan, kNative);
+    QUERN_ASSIGN_OR_RETURN(VarlenCall call, VarlenCall::Create(spec, kNative));
+    return Plan(spec, std::move(call));
   }
 
   const Spec& spec() const { return spec_; }
-  const char* target() const { return native_ ? "scalar" : plan_.target(); }
-  std::string Explain(int64_t) const {
-    if (native_) return target();
-    return absl::StrCat(target(), " ", plan_.arithmetic());
-  }
+  const char* target() const { return call_.target(); }
+  std::string Explain(int64_t) const { return call_.Explain(); }
 
   absl::Status Prepare(const Args& a, Executor& executor) {
-    prepared_ = false;
+    call_.Forget();
     QUERN_RETURN_IF_ERROR(ArgsOf(a).status());
     batch_ = a.query.extent(0);
     tokens_ = a.query.extent(1);
@@ -119,16 +103,11 @@ class Plan {
         cu_.push_back(static_cast<int32_t>(b * tokens_) + segments_[i]);
       }
     }
-    QUERN_ASSIGN_OR_RETURN(
-        schedule_, plan_.BuildSchedule(cu_, cu_, VarlenMask::kBidirectional,
-                                       executor.num_workers(), storage_));
-    if (native_) QUERN_RETURN_IF_ERROR(SetPages());
-    prepared_ = true;
-    return absl::OkStatus();
+    return call_.Prepare(cu_, cu_, VarlenMask::kBidirectional, executor);
   }
 
   absl::Status CheckArgs(const Args& a) const {
-    if (!prepared_) return NotPrepared();
+    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
     if (a.query.extent(0) != batch_ || a.query.extent(1) != tokens_) {
       return InvalidArgument(kOp, "query is [", a.query.extent(0), ", ",
                              a.query.extent(1), ", ..]; Prepare was given [",
@@ -148,40 +127,23 @@ class Plan {
       }
     }
     QUERN_ASSIGN_OR_RETURN(const VarlenAttentionArgs args, ArgsOf(a));
-    return plan_.CheckArgs(args);
+    return call_.CheckArgs(args);
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
-    if (!prepared_) return NotPrepared();
-    if (!native_) return plan_.WorkspaceBytes(schedule_, max_workers);
-    WorkspaceLayout layout;
-    layout.Allocate<double>("sums", spec_.head_dim);
-    return layout.bytes();
+    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
+    return call_.WorkspaceBytes(max_workers);
   }
 
   void Execute(const Args& a, Workspace workspace, Executor& executor) const {
     const absl::StatusOr<VarlenAttentionArgs> args = ArgsOf(a);
     QUERN_CHECK(args.ok());
-    if (!native_) return plan_.Execute(*args, workspace, executor);
-    PagedAttentionArgs paged;
-    paged.q = args->q;
-    paged.kv = TokenCache(paged_.kv, args->k, args->v);
-    paged.pages = table_;
-    paged.schedule = schedule_;
-    paged.out = args->out;
-    NativePagedAttention(paged_, paged,
-                         workspace.Allocate<double>("sums", spec_.head_dim));
+    call_.Execute(*args, workspace, executor);
   }
 
  private:
-  Plan(const Spec& spec, const AttentionSpec& paged,
-       const VarlenAttentionPlan& plan, bool native)
-      : spec_(spec), paged_(paged), plan_(plan), native_(native) {}
-
-  absl::Status NotPrepared() const {
-    return absl::FailedPreconditionError(
-        absl::StrCat(kOp, ": has no schedule; need a call of Prepare before"));
-  }
+  Plan(const Spec& spec, VarlenCall call)
+      : spec_(spec), call_(std::move(call)) {}
 
   absl::StatusOr<VarlenAttentionArgs> ArgsOf(const Args& a) const {
     VarlenAttentionArgs args;
@@ -192,7 +154,6 @@ class Plan {
     QUERN_ASSIGN_OR_RETURN(args.v,
                            AsHeads("value", a.value, spec_.kv_heads, dim));
     QUERN_ASSIGN_OR_RETURN(args.out, AsHeads("out", a.out, spec_.q_heads, dim));
-    args.schedule = schedule_;
     return args;
   }
 
@@ -214,30 +175,13 @@ class Plan {
     return absl::OkStatus();
   }
 
-  // The page of a token is the token.
-  absl::Status SetPages() {
-    pages_.Clear();
-    pages_.page_ids.resize(static_cast<size_t>(batch_ * tokens_));
-    std::iota(pages_.page_ids.begin(), pages_.page_ids.end(), 0);
-    pages_.indptr.assign(cu_.begin(), cu_.end());
-    QUERN_ASSIGN_OR_RETURN(table_, pages_.Build(1, batch_ * tokens_));
-    return absl::OkStatus();
-  }
-
   Spec spec_;
-  AttentionSpec paged_;  // the same attention over pages of single tokens
-  VarlenAttentionPlan plan_;
-  bool native_;
+  VarlenCall call_;
   // The batch of the last Prepare.
-  bool prepared_ = false;
   int64_t batch_ = 0;
   int64_t tokens_ = 0;
   std::vector<int32_t> segments_;  // of one of the batch
   std::vector<int32_t> cu_;        // of all
-  VarlenAttentionStorage storage_;
-  AttentionSchedule schedule_;
-  PageTableStorage pages_;  // of the reference
-  PageTable table_;
 };
 
 absl::Status CheckRows(absl::string_view field, const TensorMeta& x,

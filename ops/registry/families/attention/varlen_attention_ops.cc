@@ -2,28 +2,22 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention.h"
-#include "quern/attention/schedule.h"
 #include "quern/attention/varlen_attention.h"
-#include "quern/cache/page_table.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/ops/registry/families/attention/token_cache.h"
+#include "quern/ops/registry/families/attention/varlen_call.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/reference/attention.h"
 
 namespace quern {
 namespace {
@@ -42,84 +36,49 @@ class Plan {
  public:
   template <bool kNative>
   static absl::StatusOr<Plan> Make(const Spec& spec, const OpCall&) {
-    QUERN_ASSIGN_OR_RETURN(const VarlenAttentionPlan plan,
-                           VarlenAttentionPlan::Create(spec));
-    AttentionSpec paged;
-    QUERN_ASSIGN_OR_RETURN(
-        paged.kv,
-        TokenLayout(spec.dtype, spec.kv_heads, spec.head_dim, spec.v_head_dim));
-    paged.q_heads = spec.q_heads;
-    paged.q_dtype = paged.out_dtype = spec.dtype;
-    paged.scale = spec.scale;
-    return Plan(spec, paged, plan, kNative);
+    QUERN_ASSIGN_OR_RETURN(VarlenCall call, VarlenCall::Create(spec, kNative));
+    return Plan(spec, std::move(call));
   }
 
   const Spec& spec() const { return spec_; }
-  const char* target() const { return native_ ? "scalar" : plan_.target(); }
-  std::string Explain(int64_t) const {
-    if (native_) return target();
-    return absl::StrCat(target(), " ", plan_.arithmetic());
-  }
+  const char* target() const { return call_.target(); }
+  std::string Explain(int64_t) const { return call_.Explain(); }
 
   absl::Status Prepare(const Args& a, Executor& executor) {
-    prepared_ = false;
+    call_.Forget();
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_q", a.cu_q, a.query, cu_q_));
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_k", a.cu_k, a.key, cu_k_));
-    QUERN_ASSIGN_OR_RETURN(
-        schedule_,
-        plan_.BuildSchedule(
-            cu_q_, cu_k_,
-            spec_.causal ? VarlenMask::kCausal : VarlenMask::kBidirectional,
-            executor.num_workers(), storage_));
-    if (native_) QUERN_RETURN_IF_ERROR(SetPages());
-    prepared_ = true;
-    return absl::OkStatus();
+    return call_.Prepare(
+        cu_q_, cu_k_,
+        spec_.causal ? VarlenMask::kCausal : VarlenMask::kBidirectional,
+        executor);
   }
 
   absl::Status CheckArgs(const Args& a) const {
-    if (!prepared_) return NotPrepared();
+    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
     QUERN_RETURN_IF_ERROR(CheckEnds("cu_seqlens_q", a.cu_q, cu_q_));
     QUERN_RETURN_IF_ERROR(CheckEnds("cu_seqlens_k", a.cu_k, cu_k_));
-    return plan_.CheckArgs(ArgsOf(a));
+    return call_.CheckArgs(ArgsOf(a));
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
-    if (!prepared_) return NotPrepared();
-    if (!native_) return plan_.WorkspaceBytes(schedule_, max_workers);
-    WorkspaceLayout layout;
-    layout.Allocate<double>("sums", spec_.v_head_dim);
-    return layout.bytes();
+    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
+    return call_.WorkspaceBytes(max_workers);
   }
 
   void Execute(const Args& a, Workspace workspace, Executor& executor) const {
-    const VarlenAttentionArgs args = ArgsOf(a);
-    if (!native_) return plan_.Execute(args, workspace, executor);
-    PagedAttentionArgs paged;
-    paged.q = args.q;
-    paged.kv = TokenCache(paged_.kv, args.k, args.v);
-    paged.pages = table_;
-    paged.schedule = schedule_;
-    paged.out = args.out;
-    NativePagedAttention(paged_, paged,
-                         workspace.Allocate<double>("sums", spec_.v_head_dim));
+    call_.Execute(ArgsOf(a), workspace, executor);
   }
 
  private:
-  Plan(const Spec& spec, const AttentionSpec& paged,
-       const VarlenAttentionPlan& plan, bool native)
-      : spec_(spec), paged_(paged), plan_(plan), native_(native) {}
+  Plan(const Spec& spec, VarlenCall call)
+      : spec_(spec), call_(std::move(call)) {}
 
-  static absl::Status NotPrepared() {
-    return absl::FailedPreconditionError(
-        absl::StrCat(kOp, ": has no schedule; need a call of Prepare before"));
-  }
-
-  VarlenAttentionArgs ArgsOf(const Args& a) const {
+  static VarlenAttentionArgs ArgsOf(const Args& a) {
     VarlenAttentionArgs args;
     args.q = a.query;
     args.k = a.key;
     args.v = a.value;
-    args.schedule = schedule_;
     args.out = a.out;
     return args;
   }
@@ -151,27 +110,9 @@ class Plan {
     return InvalidArgument(kOp, field, " is not what Prepare was given");
   }
 
-  // The page of a key is the key.
-  absl::Status SetPages() {
-    pages_.Clear();
-    pages_.page_ids.resize(static_cast<size_t>(cu_k_.back()));
-    std::iota(pages_.page_ids.begin(), pages_.page_ids.end(), 0);
-    pages_.indptr.assign(cu_k_.begin(), cu_k_.end());
-    QUERN_ASSIGN_OR_RETURN(table_, pages_.Build(1, cu_k_.back()));
-    return absl::OkStatus();
-  }
-
   Spec spec_;
-  AttentionSpec paged_;  // the same attention over pages of single tokens
-  VarlenAttentionPlan plan_;
-  bool native_;
-  // The batch of the last Prepare.
-  bool prepared_ = false;
-  std::vector<int32_t> cu_q_, cu_k_;
-  VarlenAttentionStorage storage_;
-  AttentionSchedule schedule_;
-  PageTableStorage pages_;  // of the reference
-  PageTable table_;
+  VarlenCall call_;
+  std::vector<int32_t> cu_q_, cu_k_;  // of the last Prepare
 };
 
 }  // namespace
