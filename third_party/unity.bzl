@@ -6,25 +6,29 @@ few functions: a unit of twenty costs little more than one of them.
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
 
+def _path(label):
+    return (label.package + "/" if label.package else "") + label.name
+
 def _unity_source_impl(ctx):
     lines = ['#include "%s"' % header for header in ctx.attr.first]
-    for i, source in enumerate(ctx.files.srcs):
+    for i, path in enumerate([_path(source.owner) for source in ctx.files.srcs] + ctx.attr.paths):
         lines += ["#define %s %s_%d" % (name, name, i) for name in ctx.attr.distinct]
-        lines.append('#include "%s"' % source.owner.name)
+        lines.append('#include "%s"' % path)
         lines += ["#undef %s" % name for name in ctx.attr.distinct + ctx.attr.undef]
     out = ctx.actions.declare_file(ctx.label.name + ".cpp")
     ctx.actions.write(output = out, content = "\n".join(lines) + "\n")
     return [DefaultInfo(files = depset([out]))]
 
-_unity_source = rule(
+unity_source = rule(
     implementation = _unity_source_impl,
     attrs = {
-        "srcs": attr.label_list(mandatory = True, allow_files = True),
+        "srcs": attr.label_list(allow_files = True),
+        "paths": attr.string_list(doc = "sources of other packages, by their paths in the repository"),
         "first": attr.string_list(),
         "distinct": attr.string_list(),
         "undef": attr.string_list(),
     },
-    doc = "Writes NAME.cpp, which includes `srcs` by their paths in the repository.",
+    doc = "Writes NAME.cpp, which includes `srcs` and `paths` by their paths in the repository.",
 )
 
 def unit(srcs, parts = 1, first = [], distinct = [], undef = []):
@@ -71,7 +75,7 @@ def unity_library(name, units, alone = [], each_alone = False, textual_hdrs = []
         each = (len(srcs) + u.parts - 1) // u.parts
         for part in range(u.parts):
             parts.append("%s_%s_%d" % (name, unit_name, part))
-            _unity_source(
+            unity_source(
                 name = parts[-1],
                 srcs = srcs[part * each:(part + 1) * each],
                 first = u.first,
