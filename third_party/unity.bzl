@@ -1,4 +1,4 @@
-"""unity_library: a cc_library that compiles many sources as few.
+"""unity_library and joined_source: many sources compiled as few.
 
 For sources of third parties that each parse megabytes of headers to compile a
 few functions: a unit of twenty costs little more than one of them.
@@ -6,29 +6,25 @@ few functions: a unit of twenty costs little more than one of them.
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
 
-def _path(label):
-    return (label.package + "/" if label.package else "") + label.name
-
 def _unity_source_impl(ctx):
     lines = ['#include "%s"' % header for header in ctx.attr.first]
-    for i, path in enumerate([_path(source.owner) for source in ctx.files.srcs] + ctx.attr.paths):
+    for i, source in enumerate(ctx.files.srcs):
         lines += ["#define %s %s_%d" % (name, name, i) for name in ctx.attr.distinct]
-        lines.append('#include "%s"' % path)
+        lines.append('#include "%s"' % source.owner.name)
         lines += ["#undef %s" % name for name in ctx.attr.distinct + ctx.attr.undef]
     out = ctx.actions.declare_file(ctx.label.name + ".cpp")
     ctx.actions.write(output = out, content = "\n".join(lines) + "\n")
     return [DefaultInfo(files = depset([out]))]
 
-unity_source = rule(
+_unity_source = rule(
     implementation = _unity_source_impl,
     attrs = {
-        "srcs": attr.label_list(allow_files = True),
-        "paths": attr.string_list(doc = "sources of other packages, by their paths in the repository"),
+        "srcs": attr.label_list(mandatory = True, allow_files = True),
         "first": attr.string_list(),
         "distinct": attr.string_list(),
         "undef": attr.string_list(),
     },
-    doc = "Writes NAME.cpp, which includes `srcs` and `paths` by their paths in the repository.",
+    doc = "Writes NAME.cpp, which includes `srcs` by their paths in the repository.",
 )
 
 def unit(srcs, parts = 1, first = [], distinct = [], undef = []):
@@ -75,7 +71,7 @@ def unity_library(name, units, alone = [], each_alone = False, textual_hdrs = []
         each = (len(srcs) + u.parts - 1) // u.parts
         for part in range(u.parts):
             parts.append("%s_%s_%d" % (name, unit_name, part))
-            unity_source(
+            _unity_source(
                 name = parts[-1],
                 srcs = srcs[part * each:(part + 1) * each],
                 first = u.first,
@@ -88,3 +84,31 @@ def unity_library(name, units, alone = [], each_alone = False, textual_hdrs = []
         textual_hdrs = textual_hdrs + [src for src in every if src not in alone],
         **kwargs
     )
+
+def _joined_source_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".cc")
+    commands = []
+    for i, source in enumerate(ctx.files.srcs):
+        package, name = source.owner.package, source.owner.name
+        lines = ["#define %s %s_%d" % (word, word, i) for word in ctx.attr.distinct]
+        lines.append('#line 1 "%s"' % (package + "/" + name if package else name))
+        commands += ["echo '%s'" % line for line in lines]
+        commands.append("cat '%s'" % source.path)
+        commands += ["echo '#undef %s'" % word for word in ctx.attr.distinct]
+    ctx.actions.run_shell(
+        inputs = ctx.files.srcs,
+        outputs = [out],
+        command = "{ %s; } >'%s'" % ("; ".join(commands), out.path),
+        mnemonic = "JoinSources",
+        progress_message = "Joining %{label}",
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+joined_source = rule(
+    implementation = _joined_source_impl,
+    attrs = {
+        "srcs": attr.label_list(mandatory = True, allow_files = True),
+        "distinct": attr.string_list(doc = "names of internal linkage that several sources define"),
+    },
+    doc = "Writes NAME.cc, the text of all `srcs`. Unlike unity_library it needs no source where NAME.cc is compiled, so that those who depend on the library see no new files.",
+)

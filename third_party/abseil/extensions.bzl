@@ -29,5 +29,5 @@ ABSEIL_PACKAGES = ["absl/" + folder for folder in [
 _LOAD = 'load("@quern//third_party/abseil:units.bzl", "%s", "%s")'
 
 # BUILD file of the archive -> what is put before it and after it.
-ABSEIL_EXTENSIONS = {package + "/BUILD.bazel": [_LOAD % ("cc_library", "sources"), "sources()"] for package in ABSEIL_PACKAGES}
+ABSEIL_EXTENSIONS = {package + "/BUILD.bazel": [_LOAD % ("cc_library", "headers"), "headers()"] for package in ABSEIL_PACKAGES}
 ABSEIL_EXTENSIONS["BUILD.bazel"] = ['load("@quern//third_party/abseil:units.bzl", "units")', "units()"]

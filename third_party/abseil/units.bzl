@@ -4,11 +4,12 @@ absl::Status needs cords, cords need mutexes, and mutexes need time and stack
 traces: a program that has StatusOr compiles 101 files of Abseil, most of which
 take longer to parse headers than to compile what they hold. Every target keeps its
 headers, its deps and its visibility; its sources move to @com_google_absl//:units,
-on which it depends. A repository that brings its own Abseil is not touched.
+to which it is linked. A repository that brings its own Abseil is not touched.
 """
 
 load("@rules_cc//cc:cc_library.bzl", _cc_library = "cc_library")
-load("//third_party:unity.bzl", "unity_source")
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
+load("//third_party:unity.bzl", "joined_source")
 load("//third_party/abseil:extensions.bzl", "ABSEIL_PACKAGES")
 
 # Unit -> its sources below absl/.
@@ -143,29 +144,44 @@ def cc_library(name, srcs = [], deps = [], **kwargs):
       **kwargs: of cc_library.
     """
     if type(srcs) == type([]):
-        own = [src for src in srcs if "%s/%s" % (native.package_name(), src) not in _IN_UNITS]
-        if len(own) < len(srcs):
-            srcs = own
-            deps = deps + ["//:units"]
+        taken = [src for src in srcs if "%s/%s" % (native.package_name(), src) in _IN_UNITS]
+        if taken:
+            native.exports_files(taken)
+            srcs = [src for src in srcs if src not in taken]
+            deps = deps + ["//:linked_units"]
     _cc_library(name = name, srcs = srcs, deps = deps, **kwargs)
 
-def sources():
-    """Declares :sources, what a unit may include of a package."""
+def headers():
+    """Declares :headers, what a unit may include of a package."""
     native.filegroup(
-        name = "sources",
-        srcs = native.glob(
-            ["**/*.cc", "**/*.h", "**/*.inc"],
-            exclude = ["**/*_benchmark.cc", "**/*_test.cc"],
-        ),
+        name = "headers",
+        srcs = native.glob(["**/*.h", "**/*.inc"]),
         visibility = ["//visibility:public"],
     )
 
+# The label of a source, whose package is the longest that its path begins with.
+def _label(src):
+    package = ""
+    for p in ABSEIL_PACKAGES:
+        if src.startswith(p + "/") and len(p) > len(package):
+            package = p
+    return "//%s:%s" % (package, src[len(package) + 1:])
+
+# A library without its headers, which those who link it do not include.
+def _linked_impl(ctx):
+    return [CcInfo(linking_context = ctx.attr.library[CcInfo].linking_context)]
+
+_linked = rule(
+    implementation = _linked_impl,
+    attrs = {"library": attr.label(mandatory = True, providers = [CcInfo])},
+)
+
 def units():
-    """Declares :units in the root of Abseil's archive."""
+    """Declares :linked_units in the root of Abseil's archive."""
     for name, srcs in _UNITS.items():
-        unity_source(
+        joined_source(
             name = "unit_" + name,
-            paths = ["absl/" + src for src in srcs],
+            srcs = [_label("absl/" + src) for src in srcs],
             distinct = _DISTINCT,
         )
     _cc_library(
@@ -173,5 +189,6 @@ def units():
         srcs = [":unit_" + name for name in _UNITS],
         features = ["-layering_check"],
         linkopts = ["-pthread"],
-        textual_hdrs = ["//%s:sources" % package for package in ABSEIL_PACKAGES],
+        textual_hdrs = ["//%s:headers" % package for package in ABSEIL_PACKAGES],
     )
+    _linked(name = "linked_units", library = ":units")
