@@ -180,6 +180,8 @@ def units():
         name = "units",
         srcs = [":unit_" + name for name in _UNITS],
         features = ["-layering_check"],
+        # Its sources include headers beside them.
+        includes = ["absl/time/internal/cctz/src"],
         linkopts = ["-pthread"],
         textual_hdrs = ["//%s:headers" % package for package in ABSEIL_PACKAGES],
     )
