@@ -6,8 +6,9 @@ gemm/linear.h may exist beside it.
 """
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
+load("//third_party:unity.bzl", "joined_source")
 
-def quern_cc_library(name, srcs = [], hdrs = [], textual_hdrs = [], deps = [], features = [], **kwargs):
+def quern_cc_library(name, srcs = [], hdrs = [], textual_hdrs = [], deps = [], features = [], together = [], distinct = [], **kwargs):
     """Declares a library.
 
     Args:
@@ -17,6 +18,9 @@ def quern_cc_library(name, srcs = [], hdrs = [], textual_hdrs = [], deps = [], f
       textual_hdrs: headers that do not compile alone, such as -inl.h.
       deps: what srcs and hdrs include.
       features: of cc_library.
+      together: sources that are compiled as one file. A source of ours compiles in
+        a second, nearly all of which goes to the header of absl::Status.
+      distinct: names of internal linkage that several of them define.
       **kwargs: of cc_library.
     """
     private_hdrs = [src for src in srcs if src.endswith(".h")]
@@ -35,6 +39,13 @@ def quern_cc_library(name, srcs = [], hdrs = [], textual_hdrs = [], deps = [], f
         deps = deps + [":" + name + "_private_hdrs"]
     if textual_hdrs:
         features = features + ["-parse_headers"]
+    if together:
+        joined_source(
+            name = name + "_together",
+            srcs = together,
+            distinct = distinct,
+        )
+        srcs = srcs + [":" + name + "_together"]
     cc_library(
         name = name,
         srcs = [src for src in srcs if not src.endswith(".h")],

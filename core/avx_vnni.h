@@ -34,7 +34,8 @@ bool HasAvxVnni();
 // caller asks for one instruction set.
 void AllowAvxVnniForTest(bool allowed);
 
-// The same for AVX-VNNI-INT8, which is not allowed where AVX-VNNI is not.
+// Whether kernels may use AVX-VNNI-INT8. They may not where they may not use
+// AVX-VNNI.
 bool HasAvxVnniInt8();
 void AllowAvxVnniInt8ForTest(bool allowed);
 

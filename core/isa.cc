@@ -5,7 +5,6 @@
 
 #include "absl/strings/string_view.h"
 #include "hwy/detect_targets.h"
-#include "hwy/per_target.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 
@@ -35,6 +34,19 @@ int64_t SupportedTargets() {
   const int64_t targets = hwy::SupportedTargets();
   hwy::GetChosenTarget().Update(targets);
   return targets;
+}
+
+// What hwy::DispatchedTarget returns. Highway compiles that for every target,
+// which takes as long as a kernel: an index into its tables of dispatch is one
+// more than the place of the target's bit.
+int64_t DispatchedTarget() {
+  if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return HWY_TARGETS;
+  hwy::ChosenTarget& chosen = hwy::GetChosenTarget();
+  if (!chosen.IsInitialized()) chosen.Update(hwy::SupportedTargets());
+  const int64_t index = static_cast<int64_t>(chosen.GetIndex());
+  if (index > HWY_MAX_DYNAMIC_TARGETS) return HWY_STATIC_TARGET;
+  return int64_t{1} << (index + HWY_HIGHEST_TARGET_BIT -
+                        HWY_MAX_DYNAMIC_TARGETS);
 }
 
 }  // namespace
@@ -72,7 +84,7 @@ const char* Isa::name() const {
 // DispatchedTarget, where it tells, because it is an integer in memory: to look
 // at the CPU may leave a virtual machine, and dispatch forgets a cap meanwhile.
 bool Isa::Runs() const {
-  const int64_t dispatched = hwy::DispatchedTarget();
+  const int64_t dispatched = DispatchedTarget();
   const bool runs =
       highway == dispatched || isa_internal::TargetRuns<HWY_ARCH_X86 != 0>(
                                    highway, dispatched, &SupportedTargets);

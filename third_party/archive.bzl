@@ -79,6 +79,10 @@ def _quern_archive_impl(ctx):
         ctx.delete("BUILD.bazel")
         ctx.delete("BUILD")
         ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
+    for path, lines in ctx.attr.extend.items():
+        own = ctx.read(path)
+        ctx.delete(path)
+        ctx.file(path, lines[0] + "\n\n" + own + "\n" + lines[1] + "\n")
     if not ctx.path("WORKSPACE").exists:
         ctx.file("WORKSPACE", "workspace(name = \"%s\")\n" % ctx.name)
 
@@ -93,6 +97,7 @@ quern_archive = repository_rule(
         "debian_sha256": attr.string(),
         "debian_strip_prefix": attr.string(doc = "default: strip_prefix"),
         "build_file": attr.label(allow_single_file = True, doc = "overlay; default: the archive's own"),
+        "extend": attr.string_list_dict(doc = "BUILD file of the archive -> [what is put before it, what is put after it]"),
         "_fetch_source": attr.label(default = "//third_party:fetch_source.sh", allow_single_file = True),
     },
     environ = ["QUERN_ARCHIVE_SOURCE"],

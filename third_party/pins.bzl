@@ -1,5 +1,7 @@
 """Every version and every sha256 of third-party code, in one place."""
 
+load("//third_party/abseil:extensions.bzl", "ABSEIL_EXTENSIONS")
+
 # Archives that are built from source. Debian has the same bytes as upstream for
 # Highway, benchmark and Eigen, and repacked ones for the others, which
 # therefore have two hashes.
@@ -12,6 +14,7 @@ ARCHIVES = {
         debian_file = "abseil_20240722.0.orig.tar.gz",
         debian_sha256 = "df6d1f5ef540725f3851201176a60486aab332410788465c9877910bb471c34a",
         debian_strip_prefix = "abseil-20240722.0",
+        extend = ABSEIL_EXTENSIONS,
     ),
     "com_google_benchmark": dict(
         urls = ["https://github.com/google/benchmark/archive/refs/tags/v1.9.1.tar.gz"],

@@ -1,4 +1,4 @@
-"""unity_library: a cc_library that compiles many sources as few.
+"""unity_library and joined_source: many sources compiled as few.
 
 For sources of third parties that each parse megabytes of headers to compile a
 few functions: a unit of twenty costs little more than one of them.
@@ -84,3 +84,31 @@ def unity_library(name, units, alone = [], each_alone = False, textual_hdrs = []
         textual_hdrs = textual_hdrs + [src for src in every if src not in alone],
         **kwargs
     )
+
+def _joined_source_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".cc")
+    commands = []
+    for i, source in enumerate(ctx.files.srcs):
+        package, name = source.owner.package, source.owner.name
+        lines = ["#define %s %s_%d" % (word, word, i) for word in ctx.attr.distinct]
+        lines.append('#line 1 "%s"' % (package + "/" + name if package else name))
+        commands += ["echo '%s'" % line for line in lines]
+        commands.append("cat '%s'" % source.path)
+        commands += ["echo '#undef %s'" % word for word in ctx.attr.distinct]
+    ctx.actions.run_shell(
+        inputs = ctx.files.srcs,
+        outputs = [out],
+        command = "{ %s; } >'%s'" % ("; ".join(commands), out.path),
+        mnemonic = "JoinSources",
+        progress_message = "Joining %{label}",
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+joined_source = rule(
+    implementation = _joined_source_impl,
+    attrs = {
+        "srcs": attr.label_list(mandatory = True, allow_files = True),
+        "distinct": attr.string_list(doc = "names of internal linkage that several sources define"),
+    },
+    doc = "Writes NAME.cc, the text of all `srcs`. Unlike unity_library it needs no source where NAME.cc is compiled, so that those who depend on the library see no new files.",
+)
