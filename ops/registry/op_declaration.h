@@ -35,6 +35,10 @@
 // and a shape is a list of them, or Like("x"): that of another tensor. The same
 // holds for dtypes: a member, a constant, or Like("x"). The first tensor that
 // has kLeading or kRows counts the rows of a step.
+//
+// Whoever includes this header has the words of a declaration: tensors and
+// their dtypes, the checks of arguments, Status, what a plan is called with,
+// and rows as scalars.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,14 +50,17 @@
 #include <variant>
 #include <vector>
 
+// IWYU pragma: begin_exports
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
+#include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
@@ -64,6 +71,7 @@
 #include "quern/ops/registry/op_schema.h"
 #include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/op_table.h"
+// IWYU pragma: end_exports
 
 namespace quern {
 
@@ -285,8 +293,34 @@ class OpDeclaration {
     table_->kind = OpKind::kLayer;
     return *this;
   }
-  // How the plan is called, where that is not CheckArgs(args) and Execute(args,
+  // What the plan's CheckArgs and Execute take, where that is not the Args as a
+  // whole: members of it, and functions of it, in their order.
+  template <auto... kParts>
+  OpDeclaration& Takes() {
+    return Calls(
+        [](const Plan& plan, const Args& args) {
+          return plan.CheckArgs(std::invoke(kParts, args)...);
+        },
+        [](const Plan& plan, const Args& args, Workspace workspace,
+           Executor& executor) {
+          if constexpr (HasWorkspace<Plan>::value) {
+            plan.Execute(std::invoke(kParts, args)..., workspace, executor);
+          } else {
+            plan.Execute(std::invoke(kParts, args)..., executor);
+          }
+        });
+  }
+  // Members of the plan that stand in for CheckArgs(args) and Execute(args,
   // executor).
+  template <auto kCheck, auto kExecute>
+  OpDeclaration& Calls() {
+    return Calls(
+        [](const Plan& plan, const Args& args) { return (plan.*kCheck)(args); },
+        [](const Plan& plan, const Args& args, Workspace, Executor& executor) {
+          (plan.*kExecute)(args, executor);
+        });
+  }
+  // Functions that stand in for both.
   OpDeclaration& Calls(absl::Status (*check)(const Plan&, const Args&),
                        void (*execute)(const Plan&, const Args&, Workspace,
                                        Executor&)) {

@@ -7,23 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
-#include "quern/core/check.h"
-#include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/mla/mla.h"
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/attention/step_workspace.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
 #include "quern/ops/registry/families/linear/linear_activations.h"

@@ -6,16 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "quern/attention/varlen_attention.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/families/attention/varlen_call.h"
 #include "quern/ops/registry/op_declaration.h"
 

@@ -5,17 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/moe/experts.h"

@@ -1,12 +1,9 @@
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/status_macros.h"
 #include "quern/ops/recurrent/delta_rule.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/families/recurrent/recurrent_ops.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/reference/recurrent.h"
 
 namespace quern {

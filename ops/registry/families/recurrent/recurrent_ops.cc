@@ -4,16 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/causal_conv1d.h"
 #include "quern/ops/recurrent/state_update.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/reference/recurrent.h"
 
 namespace quern {

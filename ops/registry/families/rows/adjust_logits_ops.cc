@@ -4,16 +4,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "absl/status/status.h"
-#include "absl/types/span.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
-#include "quern/ops/index_view.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/logits_ops.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/sampling/adjust_logits.h"

@@ -4,13 +4,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "absl/status/status.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/families/rows/logits_ops.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/sampling/token_logprobs.h"

@@ -2,17 +2,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "quern/core/communicator.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/norm/mixer2_gated_rms_norm.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/gated_norm_ops.h"
 #include "quern/ops/registry/op_declaration.h"
 

@@ -1,4 +1,3 @@
-#include "absl/status/status.h"
 #include "quern/ops/norm/rms_norm_gated.h"
 #include "quern/ops/registry/families/rows/gated_norm_declaration.h"
 #include "quern/ops/registry/families/rows/gated_norm_ops.h"

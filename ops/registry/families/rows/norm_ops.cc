@@ -3,12 +3,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/status_macros.h"
 #include "quern/ops/norm/l2_norm.h"
 #include "quern/ops/norm/layer_norm.h"
 #include "quern/ops/norm/rms_norm.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/layer_norm_declaration.h"
 #include "quern/ops/registry/families/rows/norm_declaration.h"
 #include "quern/ops/registry/op_declaration.h"

@@ -6,16 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/quantised_row.h"
 #include "quern/quant/convert.h"
@@ -83,14 +74,6 @@ absl::Status CheckInt8(const Int8QuantizePlan& plan, const Args& a) {
 void ExecuteInt8(const Int8QuantizePlan& plan, const Args& a, Workspace,
                  Executor& executor) {
   plan.Execute(a.x, a.q.As<int8_t, 2>(), a.scales.As<float, 1>(), {}, executor);
-}
-
-absl::Status CheckConvert(const ConvertPlan& plan, const Args& a) {
-  return plan.CheckArgs(a.x, a.q);
-}
-void ExecuteConvert(const ConvertPlan& plan, const Args& a, Workspace,
-                    Executor& executor) {
-  plan.Execute(a.x, a.q, executor);
 }
 
 void SetFp8(const ScalarRow& q, int64_t i, float v) {
@@ -257,7 +240,7 @@ absl::Status AddConvert(OpRegistry& registry) {
       .Then(&FillConvert)
       .Out("out", &Args::q, Like("x"), &Spec::to)
       .InPlace("x", "out")
-      .Calls(&CheckConvert, &ExecuteConvert)
+      .Takes<&Args::x, &Args::q>()
       .Reference(&NativeConvert)
       .Example({{"x", {4, 64}}, {"out_dtype", "f32"}})
       .AddTo(registry);
