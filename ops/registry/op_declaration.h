@@ -47,7 +47,6 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 // IWYU pragma: begin_exports
@@ -66,6 +65,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_bound_plan.h"
 #include "quern/ops/registry/op_call.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_schema.h"
@@ -132,8 +132,8 @@ class OpDeclaration {
   OpDeclaration& Out(const char* word, View to, Shape shape, Type dtype) {
     ++table_->schema.returns;
     words_.push_back(word);
-    Add(word, {to, nullptr}, shape, dtype, /*counts_rows=*/false,
-        /*returned=*/true);
+    table_->Add(word, {to, nullptr}, shape, dtype, /*counts_rows=*/false,
+                /*returned=*/true);
     return *this;
   }
   // The plan's refusals say `word` of what the schema calls `name`.
@@ -157,11 +157,8 @@ class OpDeclaration {
 
   // A value that may be left out: a bool, an int, a float or text.
   OpDeclaration& Attr(const char* name, OpScalar value) {
-    OpParam param;
-    param.name = name;
-    param.type = OpTypeOf(value);
+    OpParam& param = Param(name, OpTypeOf(value));
     param.default_value = std::move(value);
-    table_->schema.params.push_back(std::move(param));
     return *this;
   }
   // One that the plan's Spec has, too; Owner is the Spec or a base of it.
@@ -178,10 +175,7 @@ class OpDeclaration {
   // One that must be given: bool, int64_t, double or std::string.
   template <class T>
   OpDeclaration& Need(const char* name) {
-    OpParam param;
-    param.name = name;
-    param.type = OpTypeOf(OpScalar(T()));
-    table_->schema.params.push_back(std::move(param));
+    Param(name, OpTypeOf(OpScalar(T())));
     return *this;
   }
   template <class M, class Owner>
@@ -198,20 +192,8 @@ class OpDeclaration {
     Attr(name, std::string(value));
     return Then([name, choices = std::move(choices), to](
                     Spec& spec, const OpCall& call) -> absl::Status {
-      std::string words;
-      for (size_t i = 0; i < choices.size(); ++i) {
-        if (call.Text(name) == choices[i].first) {
-          spec.*to = choices[i].second;
-          return absl::OkStatus();
-        }
-        absl::StrAppend(&words,
-                        i == 0                    ? ""
-                        : i + 1 == choices.size() ? " or "
-                                                  : ", ",
-                        "\"", choices[i].first, "\"");
-      }
-      return InvalidArgument(call.op(), name, "=\"", call.Text(name),
-                             "\"; need ", words);
+      QUERN_ASSIGN_OR_RETURN(spec.*to, call.OneOf(name, choices));
+      return absl::OkStatus();
     });
   }
   // The name of a dtype; left out, that of the tensor.
@@ -229,12 +211,9 @@ class OpDeclaration {
   // A borrowed object, which Then or Creates looks at.
   template <class T>
   OpDeclaration& Object(const char* name, bool optional = false) {
-    OpParam param;
-    param.name = name;
-    param.type = OpType::kObject;
+    OpParam& param = Param(name, OpType::kObject);
     param.object = OpObject<T>::kName;
     param.optional = optional;
-    table_->schema.params.push_back(std::move(param));
     return *this;
   }
   // A member whose value the call tells before the tensors that are named
@@ -385,66 +364,31 @@ class OpDeclaration {
           words_.size() == 1 ? "out" : absl::StrCat("out", i);
       if (words_[i] != name) Word(words_[i].c_str(), name.c_str());
     }
-    OpDefinition op;
-    op.schema = t.schema;
-    op.rules = t.rules;
-    op.kind = t.kind;
-    op.shapes = [table = table_](absl::Span<const OpArg> args)
-        -> absl::StatusOr<std::vector<TensorMeta>> {
-      std::vector<TensorMeta> returns;
-      QUERN_RETURN_IF_ERROR(table->Read(args, &returns).status());
-      return returns;
-    };
-    op.example = [table = table_](DType dtype) {
-      if (table->example_of != nullptr) return table->example_of(dtype);
-      NamedArgs args;
-      for (const OpExampleArg& arg : table->example) {
-        args.emplace_back(arg.name,
-                          arg.object != nullptr ? arg.object() : arg.value);
-        if (arg.any_dtype)
-          std::get<TensorMeta>(args.back().second).dtype = dtype;
-      }
-      return args;
-    };
-    if (t.providers.empty()) t.providers.emplace_back("simd", nullptr);
-    if (t.reference != nullptr && t.providers.back().first != kReference) {
-      t.providers.emplace_back(kReference, nullptr);
-    }
-    for (const auto& [provider, create] : t.providers) {
-      op.implementations.push_back(
-          {provider, MakerOf(provider, create ? create : t.create)});
-    }
-    return registry.Define(std::move(op));
+    return registry.Define(OpDefinitionOf(table_));
   }
 
  private:
-  static constexpr absl::string_view kReference = OpRegistry::kReference;
+  OpParam& Param(const char* name, OpType type) {
+    OpParam& param = table_->schema.params.emplace_back();
+    param.name = name;
+    param.type = type;
+    return param;
+  }
 
   template <class M>
   OpDeclaration& Copy(const char* name, OpField<Spec, M> to) {
     return Then([name, to](Spec& spec, const OpCall& call) {
-      M& place = to.In(spec);
-      if constexpr (std::is_same_v<M, bool>) {
-        place = call.Bool(name);
-      } else if constexpr (std::is_same_v<M, std::string>) {
-        place = call.Text(name);
-      } else if constexpr (std::is_floating_point_v<M>) {
-        place = static_cast<M>(call.Float(name));
-      } else {
-        place = call.Int(name);
-      }
+      to.In(spec) = call.Value<M>(name);
       return absl::OkStatus();
     });
   }
 
   OpDeclaration& Tensor(const char* name, bool optional, bool written,
                         std::pair<View, View> to, Shape shape, Type dtype) {
-    OpParam param;
-    param.name = name;
+    OpParam& param = Param(name, OpType::kTensor);
     param.optional = optional;
     param.mutated = written;
-    table_->schema.params.push_back(std::move(param));
-    Add(name, to, shape, dtype, /*counts_rows=*/!optional);
+    table_->Add(name, to, shape, dtype, /*counts_rows=*/!optional);
     table_->steps.push_back([name, shape = std::move(shape), dtype](
                                 OpSpec<Spec>& filled, const OpCall& call) {
       const TensorMeta* const meta = call.Tensor(name);
@@ -452,39 +396,6 @@ class OpDeclaration {
                              : filled.Read(call, name, *meta, shape, dtype);
     });
     return *this;
-  }
-
-  void Add(const char* name, std::pair<View, View> to, const Shape& shape,
-           const Type& dtype, bool counts_rows, bool returned = false) {
-    Table& t = *table_;
-    bool rows = shape.leading();
-    for (const auto& other : t.tensors) {
-      if (shape.like != nullptr && other.name == shape.like) rows = other.rows;
-    }
-    const bool counts = !shape.dims.empty() &&
-                        (shape.dims[0].Is(kLeading) || shape.dims[0].Is(kRows));
-    if (t.rules.rows_of.empty() && counts && counts_rows) {
-      t.rules.rows_of = name;
-      t.rules.rows = shape.leading() ? OpRows::kLeading : OpRows::kFirst;
-    }
-    t.tensors.push_back({name, shape, dtype, returned, rows});
-    t.places.push_back({to.first, to.second, rows});
-  }
-
-  OpFactory MakerOf(std::string provider, typename Table::Create create) {
-    return [table = table_, provider = std::move(provider),
-            create = std::move(create)](absl::Span<const OpArg> args)
-               -> absl::StatusOr<std::unique_ptr<BoundOp>> {
-      QUERN_ASSIGN_OR_RETURN(const Spec spec, table->Read(args, nullptr));
-      QUERN_ASSIGN_OR_RETURN(
-          Plan plan, create(spec, OpCall(table->schema, args, provider)));
-      std::function<void(const Args&)> reference;
-      if (provider == kReference && table->reference != nullptr) {
-        QUERN_ASSIGN_OR_RETURN(reference, table->reference(spec, plan));
-      }
-      return std::unique_ptr<BoundOp>(new BoundPlan<Plan, Spec, Args>(
-          table, std::move(plan), std::move(reference)));
-    };
   }
 
   std::shared_ptr<Table> table_ = std::make_shared<Table>();

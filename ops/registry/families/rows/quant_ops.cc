@@ -41,16 +41,11 @@ MatrixView<const float> StaticScalesOf(const Args& a) {
 constexpr char kPlan[] = "quantize";
 constexpr int64_t kAnyMatrix[] = {kAnyExtent, kAnyExtent};
 
-absl::Status CheckDynamic(const Fp8QuantizePlan& plan, const Args& a) {
+absl::Status CheckDynamic(const Args& a) {
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kPlan, "q", a.q, DType::kF8E4M3, kAnyMatrix));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "scales", AsScales(a.scales),
-                                    DType::kF32, kAnyMatrix));
-  return plan.CheckArgs(a.x, CodesOf(a), ScalesOf(a));
-}
-void ExecuteDynamic(const Fp8QuantizePlan& plan, const Args& a, Workspace,
-                    Executor& executor) {
-  plan.Execute(a.x, CodesOf(a), ScalesOf(a), executor);
+  return CheckOutput(kPlan, "scales", AsScales(a.scales), DType::kF32,
+                     kAnyMatrix);
 }
 
 absl::Status CheckStatic(const Fp8QuantizePlan& plan, const Args& a) {
@@ -187,7 +182,8 @@ absl::Status AddDynamic(OpRegistry& registry) {
       .Attr("scale_ub", 0.0, &Spec::max_abs)
       .Out("q", &Args::q, Like("x"), DType::kF8E4M3)
       .Out("scales", &Args::scales, &ScalesShape, DType::kF32)
-      .Calls(&CheckDynamic, &ExecuteDynamic)
+      .CheckFirst(&CheckDynamic)
+      .Takes<&Args::x, &CodesOf, &ScalesOf>()
       .Reference(&NativeDynamic)
       .Example({{"x", {4, 64}}})
       .AddTo(registry);
