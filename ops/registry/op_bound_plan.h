@@ -16,10 +16,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "quern/core/check.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_table.h"
 

@@ -82,6 +82,7 @@ class OpDeclaration {
   using Type = OpDType<Spec>;
   using View = AnyTensorView Args::*;
   using Table = OpTable<Plan, Spec, Args>;
+  using Native = typename Table::Native;  // loops in place of a plan
 
   OpDeclaration(OpDeclaration&&) noexcept = default;
   OpDeclaration& operator=(OpDeclaration&&) noexcept = default;
@@ -320,15 +321,12 @@ class OpDeclaration {
   // Plain loops with the arithmetic of a framework's operators.
   OpDeclaration& Reference(void (*reference)(const Spec&, const Args&)) {
     return ReferenceOf([reference](const Spec& spec) {
-      return std::function<void(const Args&)>(
-          [spec, reference](const Args& args) { reference(spec, args); });
+      return Native([spec, reference](const Args& a) { reference(spec, a); });
     });
   }
   // The same, where it needs more than the plan's Spec; `make` is given that.
   OpDeclaration& ReferenceOf(
-      std::function<
-          absl::StatusOr<std::function<void(const Args&)>>(const Spec&)>
-          make) {
+      std::function<absl::StatusOr<Native>(const Spec&)> make) {
     return ReferenceFrom(
         [make = std::move(make)](const Spec& spec, const Plan& plan) {
           if constexpr (KeepsSpec<Plan, Spec>::value) {
@@ -339,10 +337,7 @@ class OpDeclaration {
         });
   }
   // The same, of the Spec as the call has filled it, and the plan.
-  OpDeclaration& ReferenceFrom(
-      std::function<absl::StatusOr<std::function<void(const Args&)>>(
-          const Spec&, const Plan&)>
-          make) {
+  OpDeclaration& ReferenceFrom(typename Table::Reference make) {
     table_->reference = std::move(make);
     return *this;
   }

@@ -103,6 +103,10 @@ struct OpTable {
   using Step = std::function<absl::Status(OpSpec<Spec>&, const OpCall&)>;
   using Create =
       std::function<absl::StatusOr<Plan>(const Spec&, const OpCall&)>;
+  using Native = std::function<void(const Args&)>;
+  // Makes the reference of a plan, whose Spec has been filled.
+  using Reference =
+      std::function<absl::StatusOr<Native>(const Spec&, const Plan&)>;
 
   void Add(const char* name, std::pair<View, View> to,
            const OpShape<Spec>& shape, const OpDType<Spec>& dtype,
@@ -204,10 +208,7 @@ struct OpTable {
   Create create;
   absl::Status (*check)(const Plan&, const Args&) = nullptr;
   void (*execute)(const Plan&, const Args&, Workspace, Executor&) = nullptr;
-  // Makes the reference of a plan, whose Spec has been filled; or null.
-  std::function<absl::StatusOr<std::function<void(const Args&)>>(const Spec&,
-                                                                 const Plan&)>
-      reference;
+  Reference reference;  // or null
   // Who makes the operator; without a function of its own by `create`.
   std::vector<std::pair<std::string, Create>> providers;
   OpKind kind = OpKind::kOperator;

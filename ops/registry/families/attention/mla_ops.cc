@@ -16,7 +16,7 @@
 #include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/families/attention/step_workspace.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/mla.h"
 #include "quern/ops/rope/rotary_embedding.h"

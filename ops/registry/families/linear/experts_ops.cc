@@ -13,7 +13,7 @@
 #include "quern/ops/moe/router.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/experts.h"
 #include "quern/ops/registry/reference/router.h"

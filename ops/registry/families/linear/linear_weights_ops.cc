@@ -9,8 +9,8 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/families/linear/linear_declaration.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {

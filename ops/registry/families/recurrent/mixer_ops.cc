@@ -13,7 +13,7 @@
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/short_conv.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
 
