@@ -36,9 +36,8 @@
 // holds for dtypes: a member, a constant, or Like("x"). The first tensor that
 // has kLeading or kRows counts the rows of a step.
 //
-// Whoever includes this header has the words of a declaration: tensors and
-// their dtypes, the checks of arguments, Status, what a plan is called with,
-// and rows as scalars.
+// This header brings all that declarations are written with: tensors, dtypes,
+// the checks of arguments, Status, workspaces, executors, and rows as scalars.
 
 #include <cstddef>
 #include <cstdint>
@@ -352,8 +351,7 @@ class OpDeclaration {
 
   // Adds the operator, its providers, and its reference if it has one.
   absl::Status AddTo(OpRegistry& registry) {
-    Table& t = *table_;
-    QUERN_RETURN_IF_ERROR(t.CheckSources());
+    QUERN_RETURN_IF_ERROR(table_->CheckSources());
     for (size_t i = 0; i < words_.size(); ++i) {
       const std::string name =
           words_.size() == 1 ? "out" : absl::StrCat("out", i);
