@@ -186,7 +186,7 @@ absl::Status RegisterGatedNormOps(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), Like("x"))
       .InPlace("x", "out")
       .InPlace("z", "out")
-      .Calls(&CheckRmsNormGated, &ExecuteRmsNormGated)
+      .Takes<&Args::x, &Args::z, &Args::weight, &Args::out>()
       .Reference(&NativeRmsNormGated)
       .Example({{"x", {4, 64}},
                 {"z", {4, 64}},

@@ -63,7 +63,7 @@ absl::Status AddRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
       .OrHeads()
-      .Calls(&CheckRmsNorm, &ExecuteRmsNorm)
+      .Takes<&Args::x, &Args::weight, &Args::out>()
       .Reference(&NativeRmsNorm)
       .Example({{"x", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -80,7 +80,7 @@ absl::Status AddAddRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
       .InPlace("x", "residual")
-      .Calls(&CheckAddRmsNorm, &ExecuteAddRmsNorm)
+      .Calls<&RmsNormPlan::CheckAddArgs, &RmsNormPlan::ExecuteAdd>()
       .Reference(&NativeAddRmsNorm)
       .Example({{"x", {4, 64}}, {"residual", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -93,7 +93,7 @@ absl::Status AddFusedAddRmsNorm(OpRegistry& registry) {
              Like("x"));
   return MaybeWeight(op)
       .Attr("eps", 1e-6, &Spec::eps)
-      .Calls(&CheckAddRmsNorm, &ExecuteAddRmsNorm)
+      .Calls<&RmsNormPlan::CheckAddArgs, &RmsNormPlan::ExecuteAdd>()
       .Reference(&NativeAddRmsNorm)
       .Example({{"x", {4, 64}}, {"residual", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -108,7 +108,7 @@ absl::Status AddGemmaRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), Like("x"))
       .InPlace("x", "out")
       .OrHeads()
-      .Calls(&CheckRmsNorm, &ExecuteRmsNorm)
+      .Takes<&Args::x, &Args::weight, &Args::out>()
       .Reference(&NativeRmsNorm)
       .Example({{"x", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
