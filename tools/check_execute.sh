@@ -21,7 +21,7 @@ readonly checked_by_callers="
   gemm/onednn/packed_matmul_execute.cc:PackedMatmul::Execute
   gemm/layers/packed_layer_of.h:Execute
   ops/parallel/parallel_lm_head.cc:ParallelLmHeadPlan::OwnLogits
-  ops/registry/op_table.h:Run
+  ops/registry/op_bound_plan.h:Run
   ops/registry/vllm/scaled_mm_ops.cc:ExecuteWide
 "
 

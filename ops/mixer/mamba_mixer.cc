@@ -62,19 +62,11 @@ absl::StatusOr<MambaMixerPlan> MambaMixerPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckSpec(spec));
   const bool mamba = spec.form == MambaForm::kMamba;
   const int64_t channels = spec.channels();
-  MixerFrameSpec frame;
-  frame.op = NameOf(spec.form);
-  frame.hidden = spec.hidden;
+  MixerFrameSpec frame = MixerFrameSpecOf(NameOf(spec.form), spec);
   frame.projected = 2 * channels;
   frame.inner = channels;
   frame.conv_column = mamba ? 0 : channels;
   frame.conv_channels = channels;
-  frame.conv_width = spec.width;
-  frame.dtype = spec.dtype;
-  frame.weight_dtype = spec.weight_dtype;
-  frame.null_slot = spec.null_slot;
-  frame.kernels = spec.kernels;
-  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made,
       MixerFrame::Create(frame, weights.in_proj, weights.out_proj, executor));

@@ -39,19 +39,11 @@ absl::StatusOr<MambaMixer2Plan> MambaMixer2Plan::Create(
     const MambaMixer2Spec& spec, const LinearWeights& in_proj,
     const LinearWeights& out_proj, Executor& executor) {
   QUERN_RETURN_IF_ERROR(CheckSpec(spec));
-  MixerFrameSpec frame;
-  frame.op = kOp;
-  frame.hidden = spec.hidden;
+  MixerFrameSpec frame = MixerFrameSpecOf(kOp, spec);
   frame.projected = spec.projected();
   frame.inner = spec.channels();
   frame.conv_column = spec.channels();
   frame.conv_channels = spec.conv_channels();
-  frame.conv_width = spec.width;
-  frame.dtype = spec.dtype;
-  frame.weight_dtype = spec.weight_dtype;
-  frame.null_slot = spec.null_slot;
-  frame.kernels = spec.kernels;
-  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made, MixerFrame::Create(frame, in_proj, out_proj, executor));
   StateUpdateSpec update_spec;

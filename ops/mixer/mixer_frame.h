@@ -61,6 +61,21 @@ struct MixerFrameSpec {
   LinearActivations activations = LinearActivations::kExact;
 };
 
+// What the spec of every layer says of its frame; `op` is a literal.
+template <class LayerSpec>
+MixerFrameSpec MixerFrameSpecOf(const char* op, const LayerSpec& spec) {
+  MixerFrameSpec frame;
+  frame.op = op;
+  frame.hidden = spec.hidden;
+  frame.conv_width = spec.width;
+  frame.dtype = spec.dtype;
+  frame.weight_dtype = spec.weight_dtype;
+  frame.null_slot = spec.null_slot;
+  frame.kernels = spec.kernels;
+  frame.activations = spec.activations;
+  return frame;
+}
+
 using NamedView = std::pair<absl::string_view, AnyTensorView>;
 
 class MixerFrame {

@@ -53,20 +53,12 @@ absl::StatusOr<ShortConvPlan> ShortConvPlan::Create(
     const LinearWeights& out_proj, Executor& executor) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "channels", spec.channels, 1, kMostChannels));
-  MixerFrameSpec frame;
-  frame.op = kOp;
-  frame.hidden = spec.hidden;
+  MixerFrameSpec frame = MixerFrameSpecOf(kOp, spec);
   frame.projected = 3 * spec.channels;
   frame.inner = spec.channels;
   frame.conv_column = 2 * spec.channels;
   frame.conv_channels = spec.channels;
-  frame.conv_width = spec.width;
   frame.activation = ConvActivation::kNone;
-  frame.dtype = spec.dtype;
-  frame.weight_dtype = spec.weight_dtype;
-  frame.null_slot = spec.null_slot;
-  frame.kernels = spec.kernels;
-  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made, MixerFrame::Create(frame, in_proj, out_proj, executor));
   return ShortConvPlan(spec, std::move(made));

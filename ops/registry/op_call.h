@@ -4,11 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
+#include "quern/core/status_macros.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_schema.h"
 
@@ -42,6 +48,36 @@ class OpCall {
   bool Bool(absl::string_view name) const { return std::get<bool>(At(name)); }
   const std::string& Text(absl::string_view name) const {
     return std::get<std::string>(At(name));
+  }
+  // The same as M: a bool, a float, a text or an integer.
+  template <class M>
+  M Value(absl::string_view name) const {
+    if constexpr (std::is_same_v<M, bool>) {
+      return Bool(name);
+    } else if constexpr (std::is_same_v<M, std::string>) {
+      return Text(name);
+    } else if constexpr (std::is_floating_point_v<M>) {
+      return static_cast<M>(Float(name));
+    } else {
+      return Int(name);
+    }
+  }
+  // The value of a text that is one of some words. InvalidArgument names them.
+  template <class M>
+  absl::StatusOr<M> OneOf(
+      absl::string_view name,
+      const std::vector<std::pair<const char*, M>>& choices) const {
+    std::string words;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (Text(name) == choices[i].first) return choices[i].second;
+      const bool last = i + 1 == choices.size();
+      absl::StrAppend(&words,
+                      i == 0 ? ""
+                      : last ? " or "
+                             : ", ",
+                      "\"", choices[i].first, "\"");
+    }
+    return InvalidArgument(op(), name, "=\"", Text(name), "\"; need ", words);
   }
   // Null if the object was left out.
   template <class T>

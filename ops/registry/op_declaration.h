@@ -35,6 +35,9 @@
 // and a shape is a list of them, or Like("x"): that of another tensor. The same
 // holds for dtypes: a member, a constant, or Like("x"). The first tensor that
 // has kLeading or kRows counts the rows of a step.
+//
+// This header brings all that declarations are written with: tensors, dtypes,
+// the checks of arguments, Status, workspaces, executors, and rows as scalars.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,27 +46,31 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
+// IWYU pragma: begin_exports
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
+#include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_bound_plan.h"
 #include "quern/ops/registry/op_call.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_schema.h"
 #include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/op_table.h"
+// IWYU pragma: end_exports
 
 namespace quern {
 
@@ -74,6 +81,7 @@ class OpDeclaration {
   using Type = OpDType<Spec>;
   using View = AnyTensorView Args::*;
   using Table = OpTable<Plan, Spec, Args>;
+  using Native = typename Table::Native;  // loops in place of a plan
 
   OpDeclaration(OpDeclaration&&) noexcept = default;
   OpDeclaration& operator=(OpDeclaration&&) noexcept = default;
@@ -124,8 +132,8 @@ class OpDeclaration {
   OpDeclaration& Out(const char* word, View to, Shape shape, Type dtype) {
     ++table_->schema.returns;
     words_.push_back(word);
-    Add(word, {to, nullptr}, shape, dtype, /*counts_rows=*/false,
-        /*returned=*/true);
+    table_->Add(word, {to, nullptr}, shape, dtype, /*counts_rows=*/false,
+                /*returned=*/true);
     return *this;
   }
   // The plan's refusals say `word` of what the schema calls `name`.
@@ -149,11 +157,8 @@ class OpDeclaration {
 
   // A value that may be left out: a bool, an int, a float or text.
   OpDeclaration& Attr(const char* name, OpScalar value) {
-    OpParam param;
-    param.name = name;
-    param.type = OpTypeOf(value);
+    OpParam& param = Param(name, OpTypeOf(value));
     param.default_value = std::move(value);
-    table_->schema.params.push_back(std::move(param));
     return *this;
   }
   // One that the plan's Spec has, too; Owner is the Spec or a base of it.
@@ -170,10 +175,7 @@ class OpDeclaration {
   // One that must be given: bool, int64_t, double or std::string.
   template <class T>
   OpDeclaration& Need(const char* name) {
-    OpParam param;
-    param.name = name;
-    param.type = OpTypeOf(OpScalar(T()));
-    table_->schema.params.push_back(std::move(param));
+    Param(name, OpTypeOf(OpScalar(T())));
     return *this;
   }
   template <class M, class Owner>
@@ -190,20 +192,8 @@ class OpDeclaration {
     Attr(name, std::string(value));
     return Then([name, choices = std::move(choices), to](
                     Spec& spec, const OpCall& call) -> absl::Status {
-      std::string words;
-      for (size_t i = 0; i < choices.size(); ++i) {
-        if (call.Text(name) == choices[i].first) {
-          spec.*to = choices[i].second;
-          return absl::OkStatus();
-        }
-        absl::StrAppend(&words,
-                        i == 0                    ? ""
-                        : i + 1 == choices.size() ? " or "
-                                                  : ", ",
-                        "\"", choices[i].first, "\"");
-      }
-      return InvalidArgument(call.op(), name, "=\"", call.Text(name),
-                             "\"; need ", words);
+      QUERN_ASSIGN_OR_RETURN(spec.*to, call.OneOf(name, choices));
+      return absl::OkStatus();
     });
   }
   // The name of a dtype; left out, that of the tensor.
@@ -221,12 +211,9 @@ class OpDeclaration {
   // A borrowed object, which Then or Creates looks at.
   template <class T>
   OpDeclaration& Object(const char* name, bool optional = false) {
-    OpParam param;
-    param.name = name;
-    param.type = OpType::kObject;
+    OpParam& param = Param(name, OpType::kObject);
     param.object = OpObject<T>::kName;
     param.optional = optional;
-    table_->schema.params.push_back(std::move(param));
     return *this;
   }
   // A member whose value the call tells before the tensors that are named
@@ -285,8 +272,34 @@ class OpDeclaration {
     table_->kind = OpKind::kLayer;
     return *this;
   }
-  // How the plan is called, where that is not CheckArgs(args) and Execute(args,
+  // What the plan's CheckArgs and Execute take, where that is not the Args as a
+  // whole: members of it, and functions of it, in their order.
+  template <auto... kParts>
+  OpDeclaration& Takes() {
+    return Calls(
+        [](const Plan& plan, const Args& args) {
+          return plan.CheckArgs(std::invoke(kParts, args)...);
+        },
+        [](const Plan& plan, const Args& args, Workspace workspace,
+           Executor& executor) {
+          if constexpr (HasWorkspace<Plan>::value) {
+            plan.Execute(std::invoke(kParts, args)..., workspace, executor);
+          } else {
+            plan.Execute(std::invoke(kParts, args)..., executor);
+          }
+        });
+  }
+  // Members of the plan that stand in for CheckArgs(args) and Execute(args,
   // executor).
+  template <auto kCheck, auto kExecute>
+  OpDeclaration& Calls() {
+    return Calls(
+        [](const Plan& plan, const Args& args) { return (plan.*kCheck)(args); },
+        [](const Plan& plan, const Args& args, Workspace, Executor& executor) {
+          (plan.*kExecute)(args, executor);
+        });
+  }
+  // Functions that stand in for both.
   OpDeclaration& Calls(absl::Status (*check)(const Plan&, const Args&),
                        void (*execute)(const Plan&, const Args&, Workspace,
                                        Executor&)) {
@@ -307,15 +320,12 @@ class OpDeclaration {
   // Plain loops with the arithmetic of a framework's operators.
   OpDeclaration& Reference(void (*reference)(const Spec&, const Args&)) {
     return ReferenceOf([reference](const Spec& spec) {
-      return std::function<void(const Args&)>(
-          [spec, reference](const Args& args) { reference(spec, args); });
+      return Native([spec, reference](const Args& a) { reference(spec, a); });
     });
   }
   // The same, where it needs more than the plan's Spec; `make` is given that.
   OpDeclaration& ReferenceOf(
-      std::function<
-          absl::StatusOr<std::function<void(const Args&)>>(const Spec&)>
-          make) {
+      std::function<absl::StatusOr<Native>(const Spec&)> make) {
     return ReferenceFrom(
         [make = std::move(make)](const Spec& spec, const Plan& plan) {
           if constexpr (KeepsSpec<Plan, Spec>::value) {
@@ -326,10 +336,7 @@ class OpDeclaration {
         });
   }
   // The same, of the Spec as the call has filled it, and the plan.
-  OpDeclaration& ReferenceFrom(
-      std::function<absl::StatusOr<std::function<void(const Args&)>>(
-          const Spec&, const Plan&)>
-          make) {
+  OpDeclaration& ReferenceFrom(typename Table::Reference make) {
     table_->reference = std::move(make);
     return *this;
   }
@@ -344,73 +351,37 @@ class OpDeclaration {
 
   // Adds the operator, its providers, and its reference if it has one.
   absl::Status AddTo(OpRegistry& registry) {
-    Table& t = *table_;
-    QUERN_RETURN_IF_ERROR(t.CheckSources());
+    QUERN_RETURN_IF_ERROR(table_->CheckSources());
     for (size_t i = 0; i < words_.size(); ++i) {
       const std::string name =
           words_.size() == 1 ? "out" : absl::StrCat("out", i);
       if (words_[i] != name) Word(words_[i].c_str(), name.c_str());
     }
-    OpDefinition op;
-    op.schema = t.schema;
-    op.rules = t.rules;
-    op.kind = t.kind;
-    op.shapes = [table = table_](absl::Span<const OpArg> args)
-        -> absl::StatusOr<std::vector<TensorMeta>> {
-      std::vector<TensorMeta> returns;
-      QUERN_RETURN_IF_ERROR(table->Read(args, &returns).status());
-      return returns;
-    };
-    op.example = [table = table_](DType dtype) {
-      if (table->example_of != nullptr) return table->example_of(dtype);
-      NamedArgs args;
-      for (const OpExampleArg& arg : table->example) {
-        args.emplace_back(arg.name,
-                          arg.object != nullptr ? arg.object() : arg.value);
-        if (arg.any_dtype)
-          std::get<TensorMeta>(args.back().second).dtype = dtype;
-      }
-      return args;
-    };
-    if (t.providers.empty()) t.providers.emplace_back("simd", nullptr);
-    if (t.reference != nullptr && t.providers.back().first != kReference) {
-      t.providers.emplace_back(kReference, nullptr);
-    }
-    for (const auto& [provider, create] : t.providers) {
-      op.implementations.push_back(
-          {provider, MakerOf(provider, create ? create : t.create)});
-    }
-    return registry.Define(std::move(op));
+    return registry.Define(OpDefinitionOf(table_));
   }
 
  private:
-  static constexpr absl::string_view kReference = OpRegistry::kReference;
+  OpParam& Param(const char* name, OpType type) {
+    OpParam& param = table_->schema.params.emplace_back();
+    param.name = name;
+    param.type = type;
+    return param;
+  }
 
   template <class M>
   OpDeclaration& Copy(const char* name, OpField<Spec, M> to) {
     return Then([name, to](Spec& spec, const OpCall& call) {
-      M& place = to.In(spec);
-      if constexpr (std::is_same_v<M, bool>) {
-        place = call.Bool(name);
-      } else if constexpr (std::is_same_v<M, std::string>) {
-        place = call.Text(name);
-      } else if constexpr (std::is_floating_point_v<M>) {
-        place = static_cast<M>(call.Float(name));
-      } else {
-        place = call.Int(name);
-      }
+      to.In(spec) = call.Value<M>(name);
       return absl::OkStatus();
     });
   }
 
   OpDeclaration& Tensor(const char* name, bool optional, bool written,
                         std::pair<View, View> to, Shape shape, Type dtype) {
-    OpParam param;
-    param.name = name;
+    OpParam& param = Param(name, OpType::kTensor);
     param.optional = optional;
     param.mutated = written;
-    table_->schema.params.push_back(std::move(param));
-    Add(name, to, shape, dtype, /*counts_rows=*/!optional);
+    table_->Add(name, to, shape, dtype, /*counts_rows=*/!optional);
     table_->steps.push_back([name, shape = std::move(shape), dtype](
                                 OpSpec<Spec>& filled, const OpCall& call) {
       const TensorMeta* const meta = call.Tensor(name);
@@ -418,39 +389,6 @@ class OpDeclaration {
                              : filled.Read(call, name, *meta, shape, dtype);
     });
     return *this;
-  }
-
-  void Add(const char* name, std::pair<View, View> to, const Shape& shape,
-           const Type& dtype, bool counts_rows, bool returned = false) {
-    Table& t = *table_;
-    bool rows = shape.leading();
-    for (const auto& other : t.tensors) {
-      if (shape.like != nullptr && other.name == shape.like) rows = other.rows;
-    }
-    const bool counts = !shape.dims.empty() &&
-                        (shape.dims[0].Is(kLeading) || shape.dims[0].Is(kRows));
-    if (t.rules.rows_of.empty() && counts && counts_rows) {
-      t.rules.rows_of = name;
-      t.rules.rows = shape.leading() ? OpRows::kLeading : OpRows::kFirst;
-    }
-    t.tensors.push_back({name, shape, dtype, returned, rows});
-    t.places.push_back({to.first, to.second, rows});
-  }
-
-  OpFactory MakerOf(std::string provider, typename Table::Create create) {
-    return [table = table_, provider = std::move(provider),
-            create = std::move(create)](absl::Span<const OpArg> args)
-               -> absl::StatusOr<std::unique_ptr<BoundOp>> {
-      QUERN_ASSIGN_OR_RETURN(const Spec spec, table->Read(args, nullptr));
-      QUERN_ASSIGN_OR_RETURN(
-          Plan plan, create(spec, OpCall(table->schema, args, provider)));
-      std::function<void(const Args&)> reference;
-      if (provider == kReference && table->reference != nullptr) {
-        QUERN_ASSIGN_OR_RETURN(reference, table->reference(spec, plan));
-      }
-      return std::unique_ptr<BoundOp>(new BoundPlan<Plan, Spec, Args>(
-          table, std::move(plan), std::move(reference)));
-    };
   }
 
   std::shared_ptr<Table> table_ = std::make_shared<Table>();

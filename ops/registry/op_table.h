@@ -2,8 +2,7 @@
 #define QUERN_OPS_REGISTRY_OP_TABLE_H_
 
 // What a declaration (op_declaration.h) comes to: the steps that read the
-// arguments of a call, the places of the tensors in the plan's Args, and an
-// operator on the plan.
+// arguments of a call, and the places of the tensors in the plan's Args.
 
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +103,29 @@ struct OpTable {
   using Step = std::function<absl::Status(OpSpec<Spec>&, const OpCall&)>;
   using Create =
       std::function<absl::StatusOr<Plan>(const Spec&, const OpCall&)>;
+  using Native = std::function<void(const Args&)>;
+  // Makes the reference of a plan, whose Spec has been filled.
+  using Reference =
+      std::function<absl::StatusOr<Native>(const Spec&, const Plan&)>;
+
+  void Add(const char* name, std::pair<View, View> to,
+           const OpShape<Spec>& shape, const OpDType<Spec>& dtype,
+           bool counts_rows, bool is_returned = false) {
+    bool has_rows = shape.leading();
+    for (const auto& other : tensors) {
+      if (shape.like != nullptr && other.name == shape.like) {
+        has_rows = other.rows;
+      }
+    }
+    const bool counts = !shape.dims.empty() &&
+                        (shape.dims[0].Is(kLeading) || shape.dims[0].Is(kRows));
+    if (rules.rows_of.empty() && counts && counts_rows) {
+      rules.rows_of = name;
+      rules.rows = shape.leading() ? OpRows::kLeading : OpRows::kFirst;
+    }
+    tensors.push_back({name, shape, dtype, is_returned, has_rows});
+    places.push_back({to.first, to.second, has_rows});
+  }
 
   // Fills the Spec and appends the metadata of what is returned.
   absl::StatusOr<Spec> Read(absl::Span<const OpArg> args,
@@ -186,10 +208,7 @@ struct OpTable {
   Create create;
   absl::Status (*check)(const Plan&, const Args&) = nullptr;
   void (*execute)(const Plan&, const Args&, Workspace, Executor&) = nullptr;
-  // Makes the reference of a plan, whose Spec has been filled; or null.
-  std::function<absl::StatusOr<std::function<void(const Args&)>>(const Spec&,
-                                                                 const Plan&)>
-      reference;
+  Reference reference;  // or null
   // Who makes the operator; without a function of its own by `create`.
   std::vector<std::pair<std::string, Create>> providers;
   OpKind kind = OpKind::kOperator;
@@ -198,137 +217,6 @@ struct OpTable {
   bool heads = false;    // the plan takes what does not fold into rows
   std::vector<std::function<void(Args&)>> finish;
   std::function<absl::Status(const Args&)> check_first;  // or null
-};
-
-// Whether the plan needs a workspace, and whether its CheckArgs takes an Args.
-template <class Plan, class = void>
-struct HasWorkspace : std::false_type {};
-template <class Plan>
-struct HasWorkspace<
-    Plan, std::void_t<decltype(std::declval<const Plan&>().WorkspaceBytes(
-              int64_t{}, int{}))>> : std::true_type {};
-template <class Plan, class Args, class = void>
-struct TakesArgs : std::false_type {};
-template <class Plan, class Args>
-struct TakesArgs<Plan, Args,
-                 std::void_t<decltype(std::declval<const Plan&>().CheckArgs(
-                     std::declval<const Args&>()))>> : std::true_type {};
-
-// Whether the plan is made of its Spec alone; whether it packs weights, says
-// what runs for so many rows, and keeps a Spec of the declaration's type.
-template <class Plan, class Spec, class = void>
-struct HasCreate : std::false_type {};
-template <class Plan, class Spec>
-struct HasCreate<
-    Plan, Spec,
-    std::void_t<decltype(Plan::Create(std::declval<const Spec&>()))>>
-    : std::true_type {};
-template <class Plan, class Args, class = void>
-struct HasPrepare : std::false_type {};
-template <class Plan, class Args>
-struct HasPrepare<Plan, Args,
-                  std::void_t<decltype(std::declval<Plan&>().Prepare(
-                      std::declval<const Args&>(), std::declval<Executor&>()))>>
-    : std::true_type {};
-template <class Plan, class = void>
-struct HasExplain : std::false_type {};
-template <class Plan>
-struct HasExplain<
-    Plan, std::void_t<decltype(std::declval<const Plan&>().Explain(int64_t{}))>>
-    : std::true_type {};
-template <class Plan, class Spec, class = void>
-struct KeepsSpec : std::false_type {};
-template <class Plan, class Spec>
-struct KeepsSpec<
-    Plan, Spec,
-    std::enable_if_t<std::is_convertible_v<
-        decltype(std::declval<const Plan&>().spec()), const Spec&>>>
-    : std::true_type {};
-
-// An operator on a plan, or on loops over the plan's arguments.
-template <class Plan, class Spec, class Args>
-class BoundPlan final : public BoundOp {
- public:
-  using Table = OpTable<Plan, Spec, Args>;
-  // `reference`: what runs in place of the plan, or null.
-  BoundPlan(std::shared_ptr<const Table> table, Plan plan,
-            std::function<void(const Args&)> reference)
-      : table_(std::move(table)),
-        plan_(std::move(plan)),
-        reference_(std::move(reference)) {}
-
-  const char* target() const override {
-    return reference_ != nullptr ? "scalar" : plan_.target();
-  }
-  std::string Explain(int64_t rows) const override {
-    if constexpr (HasExplain<Plan>::value) {
-      if (reference_ == nullptr) return plan_.Explain(rows);
-    }
-    return BoundOp::Explain(rows);
-  }
-  absl::Status Prepare(absl::Span<const AnyTensorView> t,
-                       Executor& executor) override {
-    if constexpr (HasPrepare<Plan, Args>::value) {
-      QUERN_RETURN_IF_ERROR(CheckCount(t));
-      Args args;
-      table_->Bind(t, args);
-      return plan_.Prepare(args, executor);
-    }
-    return BoundOp::Prepare(t, executor);
-  }
-  absl::Status CheckArgs(absl::Span<const AnyTensorView> t) const override {
-    QUERN_RETURN_IF_ERROR(CheckCount(t));
-    Args args;
-    table_->Bind(t, args);
-    return Check(args);
-  }
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
-                                         int max_workers) const override {
-    if constexpr (HasWorkspace<Plan>::value) {
-      if (reference_ == nullptr) {
-        return plan_.WorkspaceBytes(max_rows, max_workers);
-      }
-    }
-    return 0;
-  }
-  void Execute(absl::Span<const AnyTensorView> t, Workspace workspace,
-               Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(t));
-    Args args;
-    table_->Bind(t, args);
-    Run(args, workspace, executor);
-  }
-  absl::Status CheckAndExecute(absl::Span<const AnyTensorView> t,
-                               Workspace workspace,
-                               Executor& executor) const override {
-    QUERN_RETURN_IF_ERROR(CheckCount(t));
-    Args args;
-    table_->Bind(t, args);
-    QUERN_RETURN_IF_ERROR(Check(args));
-    Run(args, workspace, executor);
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status CheckCount(absl::Span<const AnyTensorView> t) const {
-    if (t.size() == table_->places.size()) return absl::OkStatus();
-    return CheckTensorCount(table_->schema.name, t, table_->places.size());
-  }
-  absl::Status Check(const Args& args) const {
-    if (table_->check_first != nullptr) {
-      QUERN_RETURN_IF_ERROR(table_->check_first(args));
-    }
-    return table_->check(plan_, args);
-  }
-  void Run(const Args& args, Workspace workspace,
-           Executor& executor) const noexcept {
-    if (reference_ != nullptr) return reference_(args);
-    table_->execute(plan_, args, workspace, executor);
-  }
-
-  std::shared_ptr<const Table> table_;
-  Plan plan_;
-  std::function<void(const Args&)> reference_;
 };
 
 }  // namespace quern

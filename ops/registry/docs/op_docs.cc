@@ -83,6 +83,34 @@ struct Doc {
 #define QUANT_NORM                                                          \
   "q_dtype: fp8 (e4m3) or int8. x, residual and weight[hidden] are " FLOATS \
   ".\n"
+#define REJECT_GREEDY                                                      \
+  "Writes to row r of output_token_ids the drafts of request r that are "  \
+  "target_argmax, up to the first that is not,\nthen target_argmax of "    \
+  "that one, or bonus_token_ids[r] if all are. What follows in the row "   \
+  "is left as it is.\nToken ids are i32 or i64, all the "                  \
+  "same.\noutput_token_ids[requests, cols], "                              \
+  "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "   \
+  "draft_token_ids\nand target_argmax[tokens], bonus_token_ids[requests] " \
+  "or [requests, 1]; is_greedy u8[requests]: only these requests.\n"
+#define REJECT_RANDOM                                                     \
+  "Writes to row r of output_token_ids the drafts t of request r with "   \
+  "target_probs[t, draft] / draft_probs[t, draft] >=\nuniform_probs[t], " \
+  "up to the first without, then recovered_token_ids of that one, or "    \
+  "bonus_token_ids[r] if all have it.\nWhat follows in the row is left "  \
+  "as it is. draft_probs None: 1. A NaN rejects.\nToken ids are i32 or "  \
+  "i64, all the same.\noutput_token_ids[requests, cols], "                \
+  "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "  \
+  "draft_token_ids,\nrecovered_token_ids and uniform_probs f32[tokens], " \
+  "both probs f32[tokens, vocab], bonus_token_ids[requests] "             \
+  "or\n[requests, 1]; is_greedy u8[requests]: not these requests.\n"
+#define RECOVERED                                                          \
+  "output_token_ids[t] = the v with the largest max(target_probs[t, v] - " \
+  "draft_probs[t, v], 0) * inv_q[r, v], the lowest of\nequal ones, for "   \
+  "the tokens t of request r. draft_probs None: target_probs[t, v], and "  \
+  "0 for draft_token_ids[t].\noutput_token_ids and "                       \
+  "draft_token_ids[tokens], cu_num_draft_tokens[requests], the ends of "   \
+  "the requests' tokens, are i32\nor i64; the others f32[tokens, vocab] "  \
+  "and inv_q f32[requests, vocab].\n"
 
 constexpr Doc kDocs[] = {
     {"add_rms_norm",
@@ -480,48 +508,12 @@ constexpr Doc kDocs[] = {
      "tree (retrive_index, retrive_next_token, retrive_next_sibling) "
      "[batch_size, n], are i32 or i64.\n"},
     {"rejection_greedy_sample_kernel_impl",
-     "Writes to row r of output_token_ids the drafts of request r that are "
-     "target_argmax, up to the first that is not,\nthen target_argmax of "
-     "that one, or bonus_token_ids[r] if all are. What follows in the row "
-     "is left as it is.\nToken ids are i32 or i64, all the "
-     "same.\noutput_token_ids[requests, cols], "
-     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
-     "draft_token_ids\nand target_argmax[tokens], bonus_token_ids[requests] "
-     "or [requests, 1]; is_greedy u8[requests]: only these requests.\nAt "
-     "most max_spec_len drafts of a request.\n"},
+     REJECT_GREEDY "At most max_spec_len drafts of a request.\n"},
     {"rejection_random_sample_kernel_impl",
-     "Writes to row r of output_token_ids the drafts t of request r with "
-     "target_probs[t, draft] / draft_probs[t, draft] >=\nuniform_probs[t], "
-     "up to the first without, then recovered_token_ids of that one, or "
-     "bonus_token_ids[r] if all have it.\nWhat follows in the row is left "
-     "as it is. draft_probs None: 1. A NaN rejects.\nToken ids are i32 or "
-     "i64, all the same.\noutput_token_ids[requests, cols], "
-     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
-     "draft_token_ids,\nrecovered_token_ids and uniform_probs f32[tokens], "
-     "both probs f32[tokens, vocab], bonus_token_ids[requests] "
-     "or\n[requests, 1]; is_greedy u8[requests]: not these requests.\nAt "
-     "most max_spec_len drafts of a request. vocab_size columns count; "
-     "no_draft_probs: draft_probs is not read.\n"},
-    {"rejection_sample",
-     "Writes to row r of output_token_ids the drafts t of request r with "
-     "target_probs[t, draft] / draft_probs[t, draft] >=\nuniform_probs[t], "
-     "up to the first without, then recovered_token_ids of that one, or "
-     "bonus_token_ids[r] if all have it.\nWhat follows in the row is left "
-     "as it is. draft_probs None: 1. A NaN rejects.\nToken ids are i32 or "
-     "i64, all the same.\noutput_token_ids[requests, cols], "
-     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
-     "draft_token_ids,\nrecovered_token_ids and uniform_probs f32[tokens], "
-     "both probs f32[tokens, vocab], bonus_token_ids[requests] "
-     "or\n[requests, 1]; is_greedy u8[requests]: not these requests.\n"},
-    {"rejection_sample_greedy",
-     "Writes to row r of output_token_ids the drafts of request r that are "
-     "target_argmax, up to the first that is not,\nthen target_argmax of "
-     "that one, or bonus_token_ids[r] if all are. What follows in the row "
-     "is left as it is.\nToken ids are i32 or i64, all the "
-     "same.\noutput_token_ids[requests, cols], "
-     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
-     "draft_token_ids\nand target_argmax[tokens], bonus_token_ids[requests] "
-     "or [requests, 1]; is_greedy u8[requests]: only these requests.\n"},
+     REJECT_RANDOM "At most max_spec_len drafts of a request. vocab_size "
+                   "columns count; no_draft_probs: draft_probs is not read.\n"},
+    {"rejection_sample", REJECT_RANDOM},
+    {"rejection_sample_greedy", REJECT_GREEDY},
     {"relu2", "out = max(x, 0)^2\n" ROWS},
     {"replicated_linear", LAYER},
     {"rms_norm",
@@ -560,23 +552,9 @@ constexpr Doc kDocs[] = {
     {"sample",
      "out i32[rows] = a token for each row of logits f32[rows, vocab]. step is "
      "an object of C++; Python has\nquern.Sampler.\n"},
-    {"sample_recovered_tokens",
-     "output_token_ids[t] = the v with the largest max(target_probs[t, v] - "
-     "draft_probs[t, v], 0) * inv_q[r, v], the lowest of\nequal ones, for "
-     "the tokens t of request r. draft_probs None: target_probs[t, v], and "
-     "0 for draft_token_ids[t].\noutput_token_ids and "
-     "draft_token_ids[tokens], cu_num_draft_tokens[requests], the ends of "
-     "the requests' tokens, are i32\nor i64; the others f32[tokens, vocab] "
-     "and inv_q f32[requests, vocab].\n"},
-    {"sample_recovered_tokens_kernel_impl",
-     "output_token_ids[t] = the v with the largest max(target_probs[t, v] - "
-     "draft_probs[t, v], 0) * inv_q[r, v], the lowest of\nequal ones, for "
-     "the tokens t of request r. draft_probs None: target_probs[t, v], and "
-     "0 for draft_token_ids[t].\noutput_token_ids and "
-     "draft_token_ids[tokens], cu_num_draft_tokens[requests], the ends of "
-     "the requests' tokens, are i32\nor i64; the others f32[tokens, vocab] "
-     "and inv_q f32[requests, vocab].\nvocab_size columns count; "
-     "no_draft_probs: draft_probs is not read.\n"},
+    {"sample_recovered_tokens", RECOVERED},
+    {"sample_recovered_tokens_kernel_impl", RECOVERED
+     "vocab_size columns count; no_draft_probs: draft_probs is not read.\n"},
     {"selective_state_update",
      "s <- exp(min(a dt', 0)) s + b (dt' x);  out = (s . c + d x) silu(z);  "
      "dt' = dt + dt_bias, or with\ndt_softplus ln(1 + e^(dt + dt_bias))\n"

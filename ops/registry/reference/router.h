@@ -3,10 +3,7 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/tensor_view.h"
 #include "quern/ops/moe/router_spec.h"
-#include "quern/ops/registry/op_call.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {

@@ -4,23 +4,12 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/write_kv.h"
-#include "quern/core/check.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/families/attention/step_workspace.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/attention.h"

@@ -4,22 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "quern/attention/varlen_attention.h"
-#include "quern/core/check.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/families/attention/varlen_call.h"
 #include "quern/ops/registry/op_declaration.h"
 
@@ -74,20 +62,19 @@ absl::StatusOr<AnyTensorView> AsHeads(absl::string_view field,
 }
 
 // Attention over the sequences of a batch, which Prepare is given.
-class Plan {
+class Plan : public VarlenCall {
  public:
   template <bool kNative>
   static absl::StatusOr<Plan> Make(const Spec& spec, const OpCall&) {
-    QUERN_ASSIGN_OR_RETURN(VarlenCall call, VarlenCall::Create(spec, kNative));
+    QUERN_ASSIGN_OR_RETURN(VarlenCall call,
+                           VarlenCall::Create(kOp, spec, kNative));
     return Plan(spec, std::move(call));
   }
 
   const Spec& spec() const { return spec_; }
-  const char* target() const { return call_.target(); }
-  std::string Explain(int64_t) const { return call_.Explain(); }
 
   absl::Status Prepare(const Args& a, Executor& executor) {
-    call_.Forget();
+    Forget();
     QUERN_RETURN_IF_ERROR(ArgsOf(a).status());
     batch_ = a.query.extent(0);
     tokens_ = a.query.extent(1);
@@ -103,11 +90,11 @@ class Plan {
         cu_.push_back(static_cast<int32_t>(b * tokens_) + segments_[i]);
       }
     }
-    return call_.Prepare(cu_, cu_, VarlenMask::kBidirectional, executor);
+    return VarlenCall::Prepare(cu_, cu_, VarlenMask::kBidirectional, executor);
   }
 
   absl::Status CheckArgs(const Args& a) const {
-    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
+    QUERN_RETURN_IF_ERROR(Prepared());
     if (a.query.extent(0) != batch_ || a.query.extent(1) != tokens_) {
       return InvalidArgument(kOp, "query is [", a.query.extent(0), ", ",
                              a.query.extent(1), ", ..]; Prepare was given [",
@@ -127,23 +114,18 @@ class Plan {
       }
     }
     QUERN_ASSIGN_OR_RETURN(const VarlenAttentionArgs args, ArgsOf(a));
-    return call_.CheckArgs(args);
-  }
-
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
-    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
-    return call_.WorkspaceBytes(max_workers);
+    return VarlenCall::CheckArgs(args);
   }
 
   void Execute(const Args& a, Workspace workspace, Executor& executor) const {
     const absl::StatusOr<VarlenAttentionArgs> args = ArgsOf(a);
     QUERN_CHECK(args.ok());
-    call_.Execute(*args, workspace, executor);
+    VarlenCall::Execute(*args, workspace, executor);
   }
 
  private:
   Plan(const Spec& spec, VarlenCall call)
-      : spec_(spec), call_(std::move(call)) {}
+      : VarlenCall(std::move(call)), spec_(spec) {}
 
   absl::StatusOr<VarlenAttentionArgs> ArgsOf(const Args& a) const {
     VarlenAttentionArgs args;
@@ -176,7 +158,6 @@ class Plan {
   }
 
   Spec spec_;
-  VarlenCall call_;
   // The batch of the last Prepare.
   int64_t batch_ = 0;
   int64_t tokens_ = 0;

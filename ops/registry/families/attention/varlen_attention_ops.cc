@@ -2,20 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "quern/attention/varlen_attention.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/families/attention/varlen_call.h"
 #include "quern/ops/registry/op_declaration.h"
 
@@ -32,47 +22,41 @@ struct Args {
 };
 
 // Attention over the sequences of a batch, which Prepare is given.
-class Plan {
+class Plan : public VarlenCall {
  public:
   template <bool kNative>
   static absl::StatusOr<Plan> Make(const Spec& spec, const OpCall&) {
-    QUERN_ASSIGN_OR_RETURN(VarlenCall call, VarlenCall::Create(spec, kNative));
+    QUERN_ASSIGN_OR_RETURN(VarlenCall call,
+                           VarlenCall::Create(kOp, spec, kNative));
     return Plan(spec, std::move(call));
   }
 
   const Spec& spec() const { return spec_; }
-  const char* target() const { return call_.target(); }
-  std::string Explain(int64_t) const { return call_.Explain(); }
 
   absl::Status Prepare(const Args& a, Executor& executor) {
-    call_.Forget();
+    Forget();
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_q", a.cu_q, a.query, cu_q_));
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_k", a.cu_k, a.key, cu_k_));
-    return call_.Prepare(
+    return VarlenCall::Prepare(
         cu_q_, cu_k_,
         spec_.causal ? VarlenMask::kCausal : VarlenMask::kBidirectional,
         executor);
   }
 
   absl::Status CheckArgs(const Args& a) const {
-    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
+    QUERN_RETURN_IF_ERROR(Prepared());
     QUERN_RETURN_IF_ERROR(CheckEnds("cu_seqlens_q", a.cu_q, cu_q_));
     QUERN_RETURN_IF_ERROR(CheckEnds("cu_seqlens_k", a.cu_k, cu_k_));
-    return call_.CheckArgs(ArgsOf(a));
-  }
-
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
-    QUERN_RETURN_IF_ERROR(call_.Prepared(kOp));
-    return call_.WorkspaceBytes(max_workers);
+    return VarlenCall::CheckArgs(ArgsOf(a));
   }
 
   void Execute(const Args& a, Workspace workspace, Executor& executor) const {
-    call_.Execute(ArgsOf(a), workspace, executor);
+    VarlenCall::Execute(ArgsOf(a), workspace, executor);
   }
 
  private:
   Plan(const Spec& spec, VarlenCall call)
-      : spec_(spec), call_(std::move(call)) {}
+      : VarlenCall(std::move(call)), spec_(spec) {}
 
   static VarlenAttentionArgs ArgsOf(const Args& a) {
     VarlenAttentionArgs args;
@@ -111,7 +95,6 @@ class Plan {
   }
 
   Spec spec_;
-  VarlenCall call_;
   std::vector<int32_t> cu_q_, cu_k_;  // of the last Prepare
 };
 

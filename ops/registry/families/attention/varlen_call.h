@@ -26,10 +26,12 @@
 
 namespace quern {
 
+// `op` opens the messages. A plan derives from it.
 class VarlenCall {
  public:
   // `native`: plain loops with sums in double.
-  static absl::StatusOr<VarlenCall> Create(const VarlenAttentionSpec& spec,
+  static absl::StatusOr<VarlenCall> Create(const char* op,
+                                           const VarlenAttentionSpec& spec,
                                            bool native) {
     QUERN_ASSIGN_OR_RETURN(const VarlenAttentionPlan plan,
                            VarlenAttentionPlan::Create(spec));
@@ -39,11 +41,11 @@ class VarlenCall {
     paged.q_heads = spec.q_heads;
     paged.q_dtype = paged.out_dtype = spec.dtype;
     paged.scale = spec.scale;
-    return VarlenCall(paged, plan, VDim(spec), native);
+    return VarlenCall(op, paged, plan, VDim(spec), native);
   }
 
   const char* target() const { return native_ ? "scalar" : plan_.target(); }
-  std::string Explain() const {
+  std::string Explain(int64_t) const {
     if (native_) return target();
     return absl::StrCat(target(), " ", plan_.arithmetic());
   }
@@ -62,10 +64,10 @@ class VarlenCall {
     return absl::OkStatus();
   }
   void Forget() { prepared_ = false; }
-  absl::Status Prepared(absl::string_view op) const {
+  absl::Status Prepared() const {
     if (prepared_) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        absl::StrCat(op, ": has no schedule; need a call of Prepare before"));
+        absl::StrCat(op_, ": has no schedule; need a call of Prepare before"));
   }
 
   // The schedule of `args` is the one that Prepare built.
@@ -73,7 +75,8 @@ class VarlenCall {
     args.schedule = schedule_;
     return plan_.CheckArgs(args);
   }
-  absl::StatusOr<int64_t> WorkspaceBytes(int max_workers) const {
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
+    QUERN_RETURN_IF_ERROR(Prepared());
     if (!native_) return plan_.WorkspaceBytes(schedule_, max_workers);
     WorkspaceLayout layout;
     layout.Allocate<double>("sums", v_dim_);
@@ -94,9 +97,9 @@ class VarlenCall {
   }
 
  private:
-  VarlenCall(const AttentionSpec& paged, const VarlenAttentionPlan& plan,
-             int64_t v_dim, bool native)
-      : paged_(paged), plan_(plan), v_dim_(v_dim), native_(native) {}
+  VarlenCall(const char* op, const AttentionSpec& paged,
+             const VarlenAttentionPlan& plan, int64_t v_dim, bool native)
+      : op_(op), paged_(paged), plan_(plan), v_dim_(v_dim), native_(native) {}
 
   static int64_t VDim(const VarlenAttentionSpec& spec) {
     return spec.v_head_dim == 0 ? spec.head_dim : spec.v_head_dim;
@@ -112,6 +115,7 @@ class VarlenCall {
     return absl::OkStatus();
   }
 
+  const char* op_;
   AttentionSpec paged_;  // the same attention over pages of single tokens
   VarlenAttentionPlan plan_;
   int64_t v_dim_;

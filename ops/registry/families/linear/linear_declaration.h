@@ -7,9 +7,6 @@
 #include <functional>
 #include <iterator>
 
-#include "absl/status/statusor.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/families/linear/linear_provider.h"

@@ -7,27 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "quern/core/check.h"
-#include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
 #include "quern/core/matrix_slice.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/parallel/parallel_linear.h"
 #include "quern/ops/parallel/parallel_lm_head.h"
 #include "quern/ops/parallel/rank_linear.h"
 #include "quern/ops/parallel/vocab_shard.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/linear/linear_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
 

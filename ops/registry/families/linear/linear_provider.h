@@ -1,9 +1,12 @@
 #ifndef QUERN_OPS_REGISTRY_FAMILIES_LINEAR_LINEAR_PROVIDER_H_
 #define QUERN_OPS_REGISTRY_FAMILIES_LINEAR_LINEAR_PROVIDER_H_
 
-// Private: the plan with which a provider of a linear operator runs.
+// Private: the plan with which a provider of a linear operator runs, and what
+// schemas call its activations.
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -31,6 +34,14 @@ absl::StatusOr<LinearPlan> LinearPlanOf(absl::string_view op,
                                         LinearProvider provider,
                                         const LinearSpec& spec,
                                         const LinearWeights& weights);
+
+// The words of LinearPlan's messages with their values, for
+// OpDeclaration::Choice.
+inline std::vector<std::pair<const char*, LinearActivations>>
+LinearActivationsByName() {
+  return {{"exact", LinearActivations::kExact},
+          {"int8_blocks", LinearActivations::kInt8Blocks}};
+}
 
 }  // namespace quern
 

@@ -5,17 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
 #include "quern/ops/registry/families/linear/linear_declaration.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {

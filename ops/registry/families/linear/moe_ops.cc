@@ -2,9 +2,6 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/registry/families/linear/router_declaration.h"
 #include "quern/ops/registry/op_declaration.h"

@@ -13,7 +13,14 @@
 namespace quern {
 namespace {
 
-absl::Status Check(const RouterPlan& plan, const RouterArgs& a) {
+MatrixView<float> WeightsOf(const RouterArgs& a) {
+  return a.weights.As<float, 2>();
+}
+MatrixView<int32_t> IdsOf(const RouterArgs& a) {
+  return a.ids.As<int32_t, 2>();
+}
+
+absl::Status Check(const RouterArgs& a) {
   constexpr char kWhat[] = "router";
   constexpr int64_t kAnyMatrix[] = {kAnyExtent, kAnyExtent};
   if (a.hidden.rank() != 0) {
@@ -23,19 +30,10 @@ absl::Status Check(const RouterPlan& plan, const RouterArgs& a) {
   }
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kWhat, "weights", a.weights, DType::kF32, kAnyMatrix));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kWhat, "ids", a.ids, DType::kI32, kAnyMatrix));
-  return plan.CheckArgs(a.logits, a.bias, a.weights.As<float, 2>(),
-                        a.ids.As<int32_t, 2>());
-}
-void Execute(const RouterPlan& plan, const RouterArgs& a, Workspace,
-             Executor& executor) {
-  plan.Execute(a.logits, a.bias, a.weights.As<float, 2>(),
-               a.ids.As<int32_t, 2>(), executor);
+  return CheckOutput(kWhat, "ids", a.ids, DType::kI32, kAnyMatrix);
 }
 void Native(const RouterSpec& spec, const RouterArgs& a) {
-  NativeRouter(spec, a.logits, a.bias, a.weights.As<float, 2>(),
-               a.ids.As<int32_t, 2>());
+  NativeRouter(spec, a.logits, a.bias, WeightsOf(a), IdsOf(a));
 }
 
 absl::Status CheckTopK(RouterSpec& spec, const OpCall& call) {
@@ -61,7 +59,8 @@ RouterDeclaration& RouterRoutes(RouterDeclaration& op) {
       .Out("weights", &RouterArgs::weights, {kRows, &RouterSpec::top_k},
            DType::kF32)
       .Out("ids", &RouterArgs::ids, {kRows, &RouterSpec::top_k}, DType::kI32)
-      .Calls(&Check, &Execute)
+      .CheckFirst(&Check)
+      .Takes<&RouterArgs::logits, &RouterArgs::bias, &WeightsOf, &IdsOf>()
       .Reference(&Native);
 }
 

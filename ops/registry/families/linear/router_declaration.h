@@ -4,7 +4,6 @@
 // Private to ops/registry: what the declarations of RouterPlan share, for its
 // names here and in other projects.
 
-#include "quern/core/tensor_view.h"
 #include "quern/ops/moe/router.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/registry/op_declaration.h"

@@ -5,13 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/mixer/gated_delta_net.h"
@@ -20,7 +13,7 @@
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/short_conv.h"
 #include "quern/ops/registry/families/linear/example_weights.h"
-#include "quern/ops/registry/families/linear/linear_activations.h"
+#include "quern/ops/registry/families/linear/linear_provider.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
 

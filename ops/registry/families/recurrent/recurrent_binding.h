@@ -9,17 +9,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/causal_conv1d.h"
 #include "quern/ops/recurrent/sequence_batch.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/op_shape.h"
 
 namespace quern {
 

@@ -4,16 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/causal_conv1d.h"
+#include "quern/ops/recurrent/delta_rule.h"
 #include "quern/ops/recurrent/state_update.h"
 #include "quern/ops/registry/families/recurrent/recurrent_binding.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/op_shape.h"
 #include "quern/ops/registry/reference/recurrent.h"
 
 namespace quern {
@@ -193,12 +188,81 @@ absl::Status RegisterStateUpdate(OpRegistry& registry) {
       .AddTo(registry);
 }
 
+using DeltaArgs = SequenceArgs<DeltaRuleArgs>;
+using Delta = OpDeclaration<DeltaRulePlan, DeltaRuleSpec, DeltaArgs>;
+
+// One decay for each head, or one for each channel of it.
+absl::Status FillDecay(DeltaRuleSpec& spec, const OpCall& call) {
+  const TensorMeta& g = *call.Tensor("g");
+  const bool per_channel = g.extents.size() == 3;
+  spec.decay = per_channel ? DeltaDecay::kPerChannel : DeltaDecay::kPerHead;
+  return per_channel ? absl::OkStatus() : CheckRank(call.op(), "g", g, 2);
+}
+
+absl::Status FillNorm(DeltaRuleSpec& spec, const OpCall& call) {
+  spec.norm = call.Bool("use_qk_l2norm") ? DeltaNorm::kL2 : DeltaNorm::kNone;
+  return absl::OkStatus();
+}
+
+// The tensors of both operators, up to the indices of states.
+Delta DeltaOp(const char* name) {
+  using Spec = DeltaRuleSpec;
+  Delta op(name);
+  op.In("q", &DeltaArgs::q, {kRows, &Spec::key_heads, &Spec::dk}, &Spec::dtype)
+      .In("k", &DeltaArgs::k)
+      .In("v", &DeltaArgs::v, {kAny, &Spec::value_heads, &Spec::dv})
+      .In("g", &DeltaArgs::g, {}, &Spec::g_dtype)
+      .Then(&FillDecay)
+      .In("beta", &DeltaArgs::beta, {}, &Spec::beta_dtype)
+      .InOut("state", &DeltaArgs::state, nullptr, {kAny, kAny, kAny, kAny},
+             &Spec::state_dtype);
+  return op;
+}
+
+// `starts`: the operator has no query_start_loc yet.
+absl::Status AddDelta(Delta& op, bool starts, OpRegistry& registry) {
+  using Spec = DeltaRuleSpec;
+  op.Attr("use_qk_l2norm", false)
+      .Then(&FillNorm)
+      .Attr("scale", 0.0, &Spec::scale)
+      .Attr("null_slot", int64_t{-1}, &Spec::null_slot);
+  if (starts) {
+    op.Maybe("query_start_loc", &DeltaArgs::starts, {kAny},
+             IndexDType<DeltaRuleSpec>());
+  }
+  return OrDrafts(op, "state_indices", "destination_indices")
+      .Out("out", &DeltaArgs::out, Like("v"), Like("v"))
+      .InPlace("v", "out")
+      .Reference([](const DeltaRuleSpec& spec, const DeltaArgs& args) {
+        NativeDeltaRule(spec, args);
+      })
+      .Example({{"q", {4, 1, 4}},
+                {"k", {4, 1, 4}},
+                {"v", {4, 2, 8}},
+                {"g", {4, 2}, DType::kF32},
+                {"beta", {4, 2}, DType::kF32},
+                {"state", {128, 2, 4, 8}},
+                {"state_indices", {4}, DType::kI32},
+                {"use_qk_l2norm", true}})
+      .AddTo(registry);
+}
+
 }  // namespace
 
 absl::Status RegisterRecurrentOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterConvFn(registry));
   QUERN_RETURN_IF_ERROR(RegisterConvUpdate(registry));
   return RegisterStateUpdate(registry);
+}
+
+absl::Status RegisterDeltaRuleOps(OpRegistry& registry) {
+  Delta chunks = DeltaOp("chunk_gated_delta_rule");
+  InBatch(chunks, "state_indices", {});
+  QUERN_RETURN_IF_ERROR(AddDelta(chunks, /*starts=*/false, registry));
+  Delta update = DeltaOp("gated_delta_rule_update");
+  InTokens(update, "state_indices", {})
+      .Given(&DeltaRuleSpec::chunk, int64_t{1});
+  return AddDelta(update, /*starts=*/true, registry);
 }
 
 }  // namespace quern

@@ -4,15 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/activation/activation.h"
 #include "quern/ops/activation/activation_spec.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/gated_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/activation.h"
@@ -24,14 +18,6 @@ struct Args {
   AnyTensorView x, out;
 };
 using Unary = OpDeclaration<ActivationPlan, ActivationSpec, Args>;
-
-absl::Status Check(const ActivationPlan& plan, const Args& args) {
-  return plan.CheckArgs(args.x, args.out);
-}
-void Execute(const ActivationPlan& plan, const Args& args, Workspace,
-             Executor& executor) {
-  plan.Execute(args.x, args.out, executor);
-}
 
 template <NativeActivation kNative>
 void NativeUnaryOf(const ActivationSpec& spec, const Args& args) {
@@ -61,7 +47,7 @@ Unary UnaryOp(const char* name, Activation activation,
       .Given(&Spec::activation, activation)
       .Out("out", &Args::out, Like("x"), Like("x"))
       .InPlace("x", "out")
-      .Calls(&Check, &Execute)
+      .Takes<&Args::x, &Args::out>()
       .Reference(reference)
       .Example({{"x", {4, 64}}});
   return op;

@@ -6,21 +6,11 @@
 #include <functional>
 #include <optional>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/embedding/vocab_embedding.h"
-#include "quern/ops/index_view.h"
 #include "quern/ops/logits/logits.h"
 #include "quern/ops/parallel/vocab_parallel_embedding.h"
 #include "quern/ops/parallel/vocab_shard.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {
@@ -212,13 +202,6 @@ void NativeLogits(const LogitsSpec& spec, const LogitsArgs& a) {
     NativeLogitsRow(spec, ScalarRow(a.logits, r));
   }
 }
-absl::Status CheckLogits(const LogitsPlan& plan, const LogitsArgs& a) {
-  return plan.CheckArgs(a.logits);
-}
-void ExecuteLogits(const LogitsPlan& plan, const LogitsArgs& a, Workspace,
-                   Executor& executor) {
-  plan.Execute(a.logits, executor);
-}
 
 absl::Status AddLogits(OpRegistry& registry) {
   using Spec = LogitsSpec;
@@ -230,7 +213,7 @@ absl::Status AddLogits(OpRegistry& registry) {
       .Attr("soft_cap", 0.0, &Spec::soft_cap)
       .Attr("scale", 1.0, &Spec::scale)
       .Layer()
-      .Calls(&CheckLogits, &ExecuteLogits)
+      .Takes<&LogitsArgs::logits>()
       .Reference(&NativeLogits)
       .Example({{"logits", {4, 64}}, {"soft_cap", 2.0}, {"scale", 0.5}})
       .AddTo(registry);

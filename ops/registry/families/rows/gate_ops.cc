@@ -4,13 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/activation/sigmoid_mul.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {
@@ -30,14 +24,6 @@ absl::Status CheckGate(Spec&, const OpCall& call) {
   return InvalidArgument(call.op(), "gate is ", PrintMeta(gate), " and x is ",
                          PrintMeta(x), "; need the shape of x, or 1 in ",
                          "place of its last extent, ", x.extents.back());
-}
-
-absl::Status Check(const SigmoidMulPlan& plan, const Args& args) {
-  return plan.CheckArgs(args.x, args.gate, args.out);
-}
-void Execute(const SigmoidMulPlan& plan, const Args& args, Workspace,
-             Executor& executor) {
-  plan.Execute(args.x, args.gate, args.out, executor);
 }
 
 void Native(const Spec& spec, const Args& args) {
@@ -61,7 +47,7 @@ absl::Status RegisterGateOps(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
       .OrHeads()
-      .Calls(&Check, &Execute)
+      .Takes<&Args::x, &Args::gate, &Args::out>()
       .Reference(&Native)
       .Example({{"x", {4, 64}}, {"gate", {4, 64}}})
       .AddTo(registry);

@@ -14,14 +14,6 @@
 namespace quern {
 namespace {
 
-absl::Status Check(const ActAndMulPlan& plan, const GatedArgs& args) {
-  return plan.CheckArgs(args.x, args.out);
-}
-void Execute(const ActAndMulPlan& plan, const GatedArgs& args, Workspace,
-             Executor& executor) {
-  plan.Execute(args.x, args.out, executor);
-}
-
 NativeActivation NativeOf(Activation activation) {
   switch (activation) {
     case Activation::kGelu:
@@ -95,7 +87,7 @@ GatedDeclaration GatedOp(const char* name, const char* input,
       .Given(&Spec::order, order)
       .Out("out", &GatedArgs::out, {Like(input), &Spec::d}, Like(input))
       .InPlace(input, "out")
-      .Calls(&Check, &Execute)
+      .Takes<&GatedArgs::x, &GatedArgs::out>()
       .Reference(&NativeGated)
       .Example({{input, {4, 64}}});
   if (absl::string_view(input) != "x") op.Word("x", input);

@@ -4,7 +4,6 @@
 // Private to ops/registry: a declaration of a gated activation, for its names
 // here and in other projects.
 
-#include "quern/core/tensor_view.h"
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/activation/activation_spec.h"
 #include "quern/ops/registry/op_declaration.h"

@@ -4,10 +4,6 @@
 // Private to ops/registry: what the declarations of RmsNormGatedPlan share, for
 // its names here and in other projects.
 
-#include "absl/status/status.h"
-#include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/norm/rms_norm_gated.h"
 #include "quern/ops/registry/op_declaration.h"
 

@@ -18,9 +18,6 @@ namespace quern {
 // ranks of the given ones (ops/sampling/token_logprobs.h).
 absl::Status RegisterLogitsOps(OpRegistry& registry);
 
-// A part of RegisterLogitsOps, which calls it.
-absl::Status RegisterTokenLogprobs(OpRegistry& registry);
-
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_FAMILIES_ROWS_LOGITS_OPS_H_

@@ -3,12 +3,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/status_macros.h"
 #include "quern/ops/norm/l2_norm.h"
 #include "quern/ops/norm/layer_norm.h"
 #include "quern/ops/norm/rms_norm.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/layer_norm_declaration.h"
 #include "quern/ops/registry/families/rows/norm_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -66,7 +63,7 @@ absl::Status AddRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
       .OrHeads()
-      .Calls(&CheckRmsNorm, &ExecuteRmsNorm)
+      .Takes<&Args::x, &Args::weight, &Args::out>()
       .Reference(&NativeRmsNorm)
       .Example({{"x", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -83,7 +80,7 @@ absl::Status AddAddRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
       .InPlace("x", "out")
       .InPlace("x", "residual")
-      .Calls(&CheckAddRmsNorm, &ExecuteAddRmsNorm)
+      .Calls<&RmsNormPlan::CheckAddArgs, &RmsNormPlan::ExecuteAdd>()
       .Reference(&NativeAddRmsNorm)
       .Example({{"x", {4, 64}}, {"residual", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -96,7 +93,7 @@ absl::Status AddFusedAddRmsNorm(OpRegistry& registry) {
              Like("x"));
   return MaybeWeight(op)
       .Attr("eps", 1e-6, &Spec::eps)
-      .Calls(&CheckAddRmsNorm, &ExecuteAddRmsNorm)
+      .Calls<&RmsNormPlan::CheckAddArgs, &RmsNormPlan::ExecuteAdd>()
       .Reference(&NativeAddRmsNorm)
       .Example({{"x", {4, 64}}, {"residual", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);
@@ -111,7 +108,7 @@ absl::Status AddGemmaRmsNorm(OpRegistry& registry) {
       .Out("out", &Args::out, Like("x"), Like("x"))
       .InPlace("x", "out")
       .OrHeads()
-      .Calls(&CheckRmsNorm, &ExecuteRmsNorm)
+      .Takes<&Args::x, &Args::weight, &Args::out>()
       .Reference(&NativeRmsNorm)
       .Example({{"x", {4, 64}}, {"weight", {64}}})
       .AddTo(registry);

@@ -1,14 +1,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/norm/rms_norm_quant.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/quant_ops.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/quant/fp8_quantize.h"
@@ -19,7 +12,8 @@ namespace {
 
 using Spec = RmsNormQuantSpec;
 using Args = RmsNormQuantArgs;
-using Op = OpDeclaration<RmsNormQuantPlan, Spec, Args>;
+using Plan = RmsNormQuantPlan;
+using Op = OpDeclaration<Plan, Spec, Args>;
 
 // Computes in f32 with a sum in double; the normalised row is not rounded to 16
 // bits.
@@ -74,16 +68,6 @@ void Native(const Spec& spec, const Args& args) {
   }
 }
 
-template <bool kAdd>
-absl::Status Check(const RmsNormQuantPlan& plan, const Args& args) {
-  return kAdd ? plan.CheckAddArgs(args) : plan.CheckArgs(args);
-}
-template <bool kAdd>
-void Execute(const RmsNormQuantPlan& plan, const Args& args, Workspace,
-             Executor& executor) {
-  kAdd ? plan.ExecuteAdd(args, executor) : plan.Execute(args, executor);
-}
-
 int64_t& Hidden(Spec& s) { return s.norm.hidden; }
 float& Eps(Spec& s) { return s.norm.eps; }
 DType& XDType(Spec& s) { return s.norm.x_dtype; }
@@ -107,7 +91,8 @@ absl::Status Add(OpRegistry& registry, const char* name) {
   if (kAdd) {
     op.InOut("residual", &Args::residual, &Args::residual_out, Like("x"),
              Like("x"))
-        .InPlace("x", "residual");
+        .InPlace("x", "residual")
+        .Calls<&Plan::CheckAddArgs, &Plan::ExecuteAdd>();
     example.push_back({"residual", {4, 64}});
   }
   op.Maybe("weight", &Args::weight, {&Hidden}, &WeightDType)
@@ -123,8 +108,7 @@ absl::Status Add(OpRegistry& registry, const char* name) {
       .Attr("eps", 1e-6, &Eps)
       .Out("q", &Args::q, Like("x"), &Spec::q_dtype);
   if (!kStatic) op.Out("scales", &Args::scales, {kRows}, DType::kF32);
-  return op.Calls(&Check<kAdd>, &Execute<kAdd>)
-      .Reference(&Native<kAdd>)
+  return op.Reference(&Native<kAdd>)
       .Example(std::move(example))
       .AddTo(registry);
 }

@@ -6,16 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/quantised_row.h"
 #include "quern/quant/convert.h"
@@ -50,16 +41,11 @@ MatrixView<const float> StaticScalesOf(const Args& a) {
 constexpr char kPlan[] = "quantize";
 constexpr int64_t kAnyMatrix[] = {kAnyExtent, kAnyExtent};
 
-absl::Status CheckDynamic(const Fp8QuantizePlan& plan, const Args& a) {
+absl::Status CheckDynamic(const Args& a) {
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kPlan, "q", a.q, DType::kF8E4M3, kAnyMatrix));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "scales", AsScales(a.scales),
-                                    DType::kF32, kAnyMatrix));
-  return plan.CheckArgs(a.x, CodesOf(a), ScalesOf(a));
-}
-void ExecuteDynamic(const Fp8QuantizePlan& plan, const Args& a, Workspace,
-                    Executor& executor) {
-  plan.Execute(a.x, CodesOf(a), ScalesOf(a), executor);
+  return CheckOutput(kPlan, "scales", AsScales(a.scales), DType::kF32,
+                     kAnyMatrix);
 }
 
 absl::Status CheckStatic(const Fp8QuantizePlan& plan, const Args& a) {
@@ -83,14 +69,6 @@ absl::Status CheckInt8(const Int8QuantizePlan& plan, const Args& a) {
 void ExecuteInt8(const Int8QuantizePlan& plan, const Args& a, Workspace,
                  Executor& executor) {
   plan.Execute(a.x, a.q.As<int8_t, 2>(), a.scales.As<float, 1>(), {}, executor);
-}
-
-absl::Status CheckConvert(const ConvertPlan& plan, const Args& a) {
-  return plan.CheckArgs(a.x, a.q);
-}
-void ExecuteConvert(const ConvertPlan& plan, const Args& a, Workspace,
-                    Executor& executor) {
-  plan.Execute(a.x, a.q, executor);
 }
 
 void SetFp8(const ScalarRow& q, int64_t i, float v) {
@@ -204,7 +182,8 @@ absl::Status AddDynamic(OpRegistry& registry) {
       .Attr("scale_ub", 0.0, &Spec::max_abs)
       .Out("q", &Args::q, Like("x"), DType::kF8E4M3)
       .Out("scales", &Args::scales, &ScalesShape, DType::kF32)
-      .Calls(&CheckDynamic, &ExecuteDynamic)
+      .CheckFirst(&CheckDynamic)
+      .Takes<&Args::x, &CodesOf, &ScalesOf>()
       .Reference(&NativeDynamic)
       .Example({{"x", {4, 64}}})
       .AddTo(registry);
@@ -257,7 +236,7 @@ absl::Status AddConvert(OpRegistry& registry) {
       .Then(&FillConvert)
       .Out("out", &Args::q, Like("x"), &Spec::to)
       .InPlace("x", "out")
-      .Calls(&CheckConvert, &ExecuteConvert)
+      .Takes<&Args::x, &Args::q>()
       .Reference(&NativeConvert)
       .Example({{"x", {4, 64}}, {"out_dtype", "f32"}})
       .AddTo(registry);

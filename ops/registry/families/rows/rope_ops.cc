@@ -6,14 +6,6 @@
 #include <functional>
 #include <memory>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/ops/index_view.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/rotary_binding.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/rope.h"

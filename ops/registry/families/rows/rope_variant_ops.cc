@@ -5,16 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
-#include "quern/ops/index_view.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/rotary_binding.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/rope.h"
@@ -127,14 +117,6 @@ absl::Status FillApply(ApplySpec& spec, const OpCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status CheckApply(const ApplyRotaryPlan& plan, const ApplyArgs& a) {
-  return plan.CheckArgs(a.x, a.cos, a.sin, a.out);
-}
-void ExecuteApply(const ApplyRotaryPlan& plan, const ApplyArgs& a, Workspace,
-                  Executor& executor) {
-  plan.Execute(a.x, a.cos, a.sin, a.out, executor);
-}
-
 void NativeApply(const ApplySpec& spec, const ApplyArgs& args) {
   const AnyTensorView& x = args.x;
   const int r = x.rank();
@@ -165,7 +147,7 @@ absl::Status AddApply(OpRegistry& registry) {
       .Then(&FillApply)
       .Out("out", &ApplyArgs::out, Like("x"), Like("x"))
       .InPlace("x", "out")
-      .Calls(&CheckApply, &ExecuteApply)
+      .Takes<&ApplyArgs::x, &ApplyArgs::cos, &ApplyArgs::sin, &ApplyArgs::out>()
       .Reference(&NativeApply)
       .Example({{"x", {2, 4, 2, 64}}, {"cos", {4, 32}}, {"sin", {4, 32}}})
       .AddTo(registry);

@@ -6,13 +6,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "absl/status/status.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
-#include "quern/ops/index_view.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/rope.h"
 #include "quern/ops/rope/rotary_spec.h"

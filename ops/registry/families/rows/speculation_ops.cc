@@ -1,13 +1,8 @@
 #include "quern/ops/registry/families/rows/speculation_ops.h"
 
 #include <cstdint>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "quern/core/dtype.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/ops/index_view.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/speculation/recovered_tokens.h"
 #include "quern/ops/speculation/rejection.h"
@@ -15,14 +10,15 @@
 namespace quern {
 namespace {
 
-using GreedySpec = GreedyRejectionSpec;
-using RandomSpec = RandomRejectionSpec;
-using GreedyArgs = GreedyRejectionArgs;
-using RandomArgs = RandomRejectionArgs;
-using RecoveredSpec = RecoveredTokensSpec;
-using RecoveredArgs = RecoveredTokensArgs;
+using Example = std::vector<OpExampleArg>;
 
 constexpr DType kI64 = DType::kI64;
+
+// What vLLM's names have, and ours lack, goes behind the arguments of both.
+Example And(Example example, bool vllm, const Example& more) {
+  if (vllm) example.insert(example.end(), more.begin(), more.end());
+  return example;
+}
 
 // Whether there are draft probabilities: if they are given, or as vLLM's bool
 // says.
@@ -49,84 +45,77 @@ void AddDraftProbs(bool vllm, Op& op) {
 }
 
 absl::Status AddGreedy(bool vllm, OpRegistry& registry) {
-  OpDeclaration<GreedyRejectionPlan, GreedySpec, GreedyArgs> op(
+  using Spec = GreedyRejectionSpec;
+  using Args = GreedyRejectionArgs;
+  const OpDType<Spec> index = IndexDType<Spec>(), id = Like("output_token_ids");
+  OpDeclaration<GreedyRejectionPlan, Spec, Args> op(
       vllm ? "rejection_greedy_sample_kernel_impl" : "rejection_sample_greedy");
-  op.InOut("output_token_ids", &GreedyArgs::output_token_ids, nullptr, {},
-           IndexDType<GreedySpec>())
-      .In("cu_num_draft_tokens", &GreedyArgs::cu_num_draft_tokens, {kAny},
-          IndexDType<GreedySpec>())
-      .In("draft_token_ids", &GreedyArgs::draft_token_ids, {kAny},
-          OpDType<GreedySpec>(Like("output_token_ids")))
-      .In("target_argmax", &GreedyArgs::target_argmax, {kAny},
-          OpDType<GreedySpec>(Like("output_token_ids")))
-      .In("bonus_token_ids", &GreedyArgs::bonus_token_ids, {},
-          OpDType<GreedySpec>(Like("output_token_ids")))
-      .Maybe("is_greedy", &GreedyArgs::is_greedy, {kAny}, DType::kU8);
+  op.InOut("output_token_ids", &Args::output_token_ids, nullptr, {}, index)
+      .In("cu_num_draft_tokens", &Args::cu_num_draft_tokens, {kAny}, index)
+      .In("draft_token_ids", &Args::draft_token_ids, {kAny}, id)
+      .In("target_argmax", &Args::target_argmax, {kAny}, id)
+      .In("bonus_token_ids", &Args::bonus_token_ids, {}, id)
+      .Maybe("is_greedy", &Args::is_greedy, {kAny}, DType::kU8);
   if (vllm) {
-    op.Need("max_spec_len", &GreedySpec::max_drafts)
+    op.Need("max_spec_len", &Spec::max_drafts)
         .Word("max_drafts", "max_spec_len");
   }
   return op.Layer()
       .Providers({"reference"})
-      .ExampleOf([vllm](DType) {
-        NamedArgs args = {{"output_token_ids", TensorMeta{kI64, {3, 4}}},
-                          {"cu_num_draft_tokens", TensorMeta{kI64, {3}}},
-                          {"draft_token_ids", TensorMeta{kI64, {4}}},
-                          {"target_argmax", TensorMeta{kI64, {4}}},
-                          {"bonus_token_ids", TensorMeta{kI64, {3, 1}}},
-                          {"is_greedy", TensorMeta{DType::kU8, {3}}}};
-        if (vllm) args.emplace_back("max_spec_len", int64_t{3});
-        return args;
-      })
+      .Example(And({{"output_token_ids", {3, 4}, kI64},
+                    {"cu_num_draft_tokens", {3}, kI64},
+                    {"draft_token_ids", {4}, kI64},
+                    {"target_argmax", {4}, kI64},
+                    {"bonus_token_ids", {3, 1}, kI64},
+                    {"is_greedy", {3}, DType::kU8}},
+                   vllm, {{"max_spec_len", 3}}))
       .AddTo(registry);
 }
 
+// vLLM's tables of probabilities may be wider than vocab_size.
+template <class Spec>
+OpShape<Spec> ProbsShape(bool vllm) {
+  return vllm ? OpShape<Spec>{kAny, kAny} : OpShape<Spec>{kAny, &Spec::vocab};
+}
+
 absl::Status AddRandom(bool vllm, OpRegistry& registry) {
-  const OpShape<RandomSpec> ours = {kAny, &RandomSpec::vocab};
-  OpDeclaration<RandomRejectionPlan, RandomSpec, RandomArgs> op(
+  using Spec = RandomRejectionSpec;
+  using Args = RandomRejectionArgs;
+  const OpDType<Spec> index = IndexDType<Spec>(), id = Like("output_token_ids");
+  OpDeclaration<RandomRejectionPlan, Spec, Args> op(
       vllm ? "rejection_random_sample_kernel_impl" : "rejection_sample");
-  op.InOut("output_token_ids", &RandomArgs::output_token_ids, nullptr, {},
-           IndexDType<RandomSpec>())
-      .In("cu_num_draft_tokens", &RandomArgs::cu_num_draft_tokens, {kAny},
-          IndexDType<RandomSpec>())
-      .In("draft_token_ids", &RandomArgs::draft_token_ids, {kAny},
-          OpDType<RandomSpec>(Like("output_token_ids")))
-      .Maybe("draft_probs", &RandomArgs::draft_probs, {kAny, kAny}, DType::kF32)
-      .In("target_probs", &RandomArgs::target_probs,
-          vllm ? OpShape<RandomSpec>{kAny, kAny} : ours, DType::kF32)
-      .In("bonus_token_ids", &RandomArgs::bonus_token_ids, {},
-          OpDType<RandomSpec>(Like("output_token_ids")))
-      .In("recovered_token_ids", &RandomArgs::recovered_token_ids, {kAny},
-          OpDType<RandomSpec>(Like("output_token_ids")))
-      .In("uniform_probs", &RandomArgs::uniform_probs, {kAny}, DType::kF32)
-      .Maybe("is_greedy", &RandomArgs::is_greedy, {kAny}, DType::kU8);
+  op.InOut("output_token_ids", &Args::output_token_ids, nullptr, {}, index)
+      .In("cu_num_draft_tokens", &Args::cu_num_draft_tokens, {kAny}, index)
+      .In("draft_token_ids", &Args::draft_token_ids, {kAny}, id)
+      .Maybe("draft_probs", &Args::draft_probs, {kAny, kAny}, DType::kF32)
+      .In("target_probs", &Args::target_probs, ProbsShape<Spec>(vllm),
+          DType::kF32)
+      .In("bonus_token_ids", &Args::bonus_token_ids, {}, id)
+      .In("recovered_token_ids", &Args::recovered_token_ids, {kAny}, id)
+      .In("uniform_probs", &Args::uniform_probs, {kAny}, DType::kF32)
+      .Maybe("is_greedy", &Args::is_greedy, {kAny}, DType::kU8);
   if (vllm) {
-    op.Need("max_spec_len", &RandomSpec::max_drafts)
-        .Need("vocab_size", &RandomSpec::vocab)
-        .Given(&RandomSpec::wider, true)
+    op.Need("max_spec_len", &Spec::max_drafts)
+        .Need("vocab_size", &Spec::vocab)
+        .Given(&Spec::wider, true)
         .Word("max_drafts", "max_spec_len")
         .Word("vocab", "vocab_size");
   }
   AddDraftProbs(vllm, op);
   return op.Layer()
       .Providers({"reference"})
-      .ExampleOf([vllm](DType) {
-        NamedArgs args = {{"output_token_ids", TensorMeta{kI64, {3, 4}}},
-                          {"cu_num_draft_tokens", TensorMeta{kI64, {3}}},
-                          {"draft_token_ids", TensorMeta{kI64, {4}}},
-                          {"draft_probs", TensorMeta{DType::kF32, {4, 8}}},
-                          {"target_probs", TensorMeta{DType::kF32, {4, 8}}},
-                          {"bonus_token_ids", TensorMeta{kI64, {3, 1}}},
-                          {"recovered_token_ids", TensorMeta{kI64, {4}}},
-                          {"uniform_probs", TensorMeta{DType::kF32, {4}}},
-                          {"is_greedy", TensorMeta{DType::kU8, {3}}}};
-        if (vllm) {
-          args.emplace_back("max_spec_len", int64_t{3});
-          args.emplace_back("vocab_size", int64_t{8});
-          args.emplace_back("no_draft_probs", false);
-        }
-        return args;
-      })
+      .Example(And(
+          {{"output_token_ids", {3, 4}, kI64},
+           {"cu_num_draft_tokens", {3}, kI64},
+           {"draft_token_ids", {4}, kI64},
+           {"draft_probs", {4, 8}, DType::kF32},
+           {"target_probs", {4, 8}, DType::kF32},
+           {"bonus_token_ids", {3, 1}, kI64},
+           {"recovered_token_ids", {4}, kI64},
+           {"uniform_probs", {4}, DType::kF32},
+           {"is_greedy", {3}, DType::kU8}},
+          vllm,
+          {{"max_spec_len", 3}, {"vocab_size", 8}, {"no_draft_probs", false}}))
       .AddTo(registry);
 }
 
@@ -148,18 +137,17 @@ absl::Status AddExpand(bool vllm, OpRegistry& registry) {
   }
   return op.Layer()
       .Providers({"reference"})
-      .ExampleOf([](DType) {
-        return NamedArgs{{"output", TensorMeta{kI64, {4}}},
-                         {"input", TensorMeta{kI64, {3}}},
-                         {"cu_num_tokens", TensorMeta{kI64, {3}}},
-                         {"replace_from", int64_t{0}},
-                         {"replace_to", int64_t{1}}};
-      })
+      .Example({{"output", {4}, kI64},
+                {"input", {3}, kI64},
+                {"cu_num_tokens", {3}, kI64},
+                {"replace_from", 0},
+                {"replace_to", 1}})
       .AddTo(registry);
 }
 
 // Each number as the plan's header says, one after the other.
-void NativeRecovered(const RecoveredSpec& spec, const RecoveredArgs& args) {
+void NativeRecovered(const RecoveredTokensSpec& spec,
+                     const RecoveredTokensArgs& args) {
   const IndexView ends = IndicesOf(args.cu_num_draft_tokens);
   const IndexView drafts = IndicesOf(args.draft_token_ids);
   int64_t t = 0;
@@ -190,41 +178,33 @@ void NativeRecovered(const RecoveredSpec& spec, const RecoveredArgs& args) {
 }
 
 absl::Status AddRecovered(bool vllm, OpRegistry& registry) {
-  const OpShape<RecoveredSpec> ours = {kAny, &RecoveredSpec::vocab};
-  OpDeclaration<RecoveredTokensPlan, RecoveredSpec, RecoveredArgs> op(
+  using Spec = RecoveredTokensSpec;
+  using Args = RecoveredTokensArgs;
+  const OpDType<Spec> index = IndexDType<Spec>();
+  OpDeclaration<RecoveredTokensPlan, Spec, Args> op(
       vllm ? "sample_recovered_tokens_kernel_impl" : "sample_recovered_tokens");
-  op.InOut("output_token_ids", &RecoveredArgs::output_token_ids, nullptr,
-           {kAny}, IndexDType<RecoveredSpec>())
-      .In("cu_num_draft_tokens", &RecoveredArgs::cu_num_draft_tokens, {kAny},
-          IndexDType<RecoveredSpec>())
-      .In("draft_token_ids", &RecoveredArgs::draft_token_ids, {kAny},
-          IndexDType<RecoveredSpec>())
-      .Maybe("draft_probs", &RecoveredArgs::draft_probs, {kAny, kAny},
-             DType::kF32)
-      .In("target_probs", &RecoveredArgs::target_probs,
-          vllm ? OpShape<RecoveredSpec>{kAny, kAny} : ours, DType::kF32)
-      .In("inv_q", &RecoveredArgs::inv_q, {kAny, kAny}, DType::kF32);
+  op.InOut("output_token_ids", &Args::output_token_ids, nullptr, {kAny}, index)
+      .In("cu_num_draft_tokens", &Args::cu_num_draft_tokens, {kAny}, index)
+      .In("draft_token_ids", &Args::draft_token_ids, {kAny}, index)
+      .Maybe("draft_probs", &Args::draft_probs, {kAny, kAny}, DType::kF32)
+      .In("target_probs", &Args::target_probs, ProbsShape<Spec>(vllm),
+          DType::kF32)
+      .In("inv_q", &Args::inv_q, {kAny, kAny}, DType::kF32);
   if (vllm) {
-    op.Need("vocab_size", &RecoveredSpec::vocab)
-        .Given(&RecoveredSpec::wider, true)
+    op.Need("vocab_size", &Spec::vocab)
+        .Given(&Spec::wider, true)
         .Word("vocab", "vocab_size");
   }
   AddDraftProbs(vllm, op);
   return op.Reference(&NativeRecovered)
       .Layer()
-      .ExampleOf([vllm](DType) {
-        NamedArgs args = {{"output_token_ids", TensorMeta{kI64, {4}}},
-                          {"cu_num_draft_tokens", TensorMeta{kI64, {3}}},
-                          {"draft_token_ids", TensorMeta{kI64, {4}}},
-                          {"draft_probs", TensorMeta{DType::kF32, {4, 19}}},
-                          {"target_probs", TensorMeta{DType::kF32, {4, 19}}},
-                          {"inv_q", TensorMeta{DType::kF32, {3, 19}}}};
-        if (vllm) {
-          args.emplace_back("vocab_size", int64_t{19});
-          args.emplace_back("no_draft_probs", false);
-        }
-        return args;
-      })
+      .Example(And({{"output_token_ids", {4}, kI64},
+                    {"cu_num_draft_tokens", {3}, kI64},
+                    {"draft_token_ids", {4}, kI64},
+                    {"draft_probs", {4, 19}, DType::kF32},
+                    {"target_probs", {4, 19}, DType::kF32},
+                    {"inv_q", {3, 19}, DType::kF32}},
+                   vllm, {{"vocab_size", 19}, {"no_draft_probs", false}}))
       .AddTo(registry);
 }
 

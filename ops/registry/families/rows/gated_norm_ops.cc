@@ -1,23 +1,25 @@
+#include "quern/ops/registry/families/rows/gated_norm_ops.h"
+
 #include <cmath>
 #include <cstdint>
 #include <optional>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "quern/core/communicator.h"
-#include "quern/core/executor.h"
-#include "quern/core/math_util.h"
-#include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/norm/mixer2_gated_rms_norm.h"
-#include "quern/ops/registry/bound_rows.h"
-#include "quern/ops/registry/families/rows/gated_norm_ops.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/registry/families/rows/gated_norm_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {
 namespace {
+
+absl::Status FillGate(RmsNormGatedSpec& spec, const OpCall& call) {
+  spec.gate = !call.has("z")                  ? GateWhen::kNone
+              : call.Bool("norm_before_gate") ? GateWhen::kNormFirst
+                                              : GateWhen::kGateFirst;
+  return absl::OkStatus();
+}
 
 using Args = Mixer2GatedRmsNormArgs;
 
@@ -164,6 +166,34 @@ absl::Status FillHidden(Spec& spec, const OpCall& call) {
 }
 
 }  // namespace
+
+absl::Status RegisterGatedNormOps(OpRegistry& registry) {
+  using Spec = RmsNormGatedSpec;
+  using Args = RmsNormGatedArgs;
+  return RmsNormGatedDeclaration("rms_norm_gated")
+      .In("x", &Args::x, {kLeading, &Spec::hidden}, &Spec::dtype)
+      .Maybe("z", &Args::z, Like("x"), Like("x"))
+      .In("weight", &Args::weight, {&Spec::hidden}, &Spec::weight_dtype)
+      .Attr("eps", 1e-5, &Spec::eps)
+      .Attr("group_size", int64_t{0}, &Spec::group)
+      .Attr("norm_before_gate", false)
+      .Then(&FillGate)
+      .Choice<NormGate>("activation", "silu",
+                        {{"silu", NormGate::kSilu},
+                         {"swish", NormGate::kSilu},
+                         {"sigmoid", NormGate::kSigmoid}},
+                        &Spec::activation)
+      .Out("out", &Args::out, Like("x"), Like("x"))
+      .InPlace("x", "out")
+      .InPlace("z", "out")
+      .Takes<&Args::x, &Args::z, &Args::weight, &Args::out>()
+      .Reference(&NativeRmsNormGated)
+      .Example({{"x", {4, 64}},
+                {"z", {4, 64}},
+                {"weight", {64}},
+                {"group_size", 16}})
+      .AddTo(registry);
+}
 
 absl::Status RegisterMixer2NormOps(OpRegistry& registry) {
   return OpDeclaration<Mixer2, Spec, Args>("mixer2_gated_rms_norm")
