@@ -87,7 +87,7 @@ class PackedRecord {
 
   HWY_INLINE explicit PackedRecord(const uint8_t* HWY_RESTRICT record)
       : record_(record) {
-    if constexpr (kHasBytes) {
+    if constexpr (kCodes.has_head()) {
       HWY_UNROLL(4)
       for (size_t v = 0; v < kVecs; ++v) {
         d_[v] = LoadF16(record + 2 * v * kFloats);
@@ -135,6 +135,8 @@ class PackedRecord {
         return Times(d_[v], LoadS8(scales + at));
       case BlockScales::kBytesAndMins:
         return Times(d_[v], LoadU8(scales + at));
+      case BlockScales::kRecordF16:
+        return d_[v];
       case BlockScales::kNone:
       case BlockScales::kNibbles:
         break;
@@ -156,7 +158,6 @@ class PackedRecord {
 
  private:
   static constexpr size_t kCols = BlockPanels::kPanelCols;
-  static constexpr bool kHasBytes = kCodes.scales >= BlockScales::kBytes;
 
   HWY_INLINE const uint8_t* ScalesOf(size_t sub) const {
     return record_ + BlockPanels::ScalesAt(kCodes, static_cast<int64_t>(sub));
@@ -176,8 +177,8 @@ class PackedRecord {
   }
 
   const uint8_t* HWY_RESTRICT record_;
-  VF d_[kHasBytes ? kVecs : 1];
-  VF m_[kHasBytes ? kVecs : 1];
+  VF d_[kCodes.has_head() ? kVecs : 1];
+  VF m_[kCodes.has_head() ? kVecs : 1];
 };
 
 // A source of gemm/kernels/block_tile-inl.h: a packed record's quads as

@@ -284,7 +284,8 @@ struct Packer {
   // to 45 % faster, and the others up to a quarter slower (Zen 3, 2026).
   static constexpr bool kFetches = kFormat == BlockFormat::kQ2_K ||
                                    kFormat == BlockFormat::kQ3_K ||
-                                   kFormat == BlockFormat::kQ6_K;
+                                   kFormat == BlockFormat::kQ6_K ||
+                                   kFormat == BlockFormat::kTQ2_0;
 
   // ---- Blocks of 32 values
 
@@ -399,6 +400,12 @@ struct Packer {
     }
   }
 
+  // The codes of Q2_K, Q3_K and TQ2_0, without the high bits.
+  static HWY_INLINE void PackTwoBitCodes(const Record& from, uint8_t* to) {
+    PackPairsOfBits<true>(from, offsetof(Block, codes), 0, to);
+    PackPairsOfBits<true>(from, offsetof(Block, codes) + 32, 4, to);
+  }
+
   // The high bits of eight blocks: 32 bytes from `at` on.
   static HWY_INLINE void PackHighBits(const Record& from, size_t at,
                                       uint8_t* to) {
@@ -418,8 +425,15 @@ struct Packer {
     for (size_t i = 0; i < 4; ++i) {
       PutBytes<kStores>(scales.line(i), Scales(to, 4 * i));
     }
-    PackPairsOfBits<true>(from, offsetof(Block, codes), 0, to);
-    PackPairsOfBits<true>(from, offsetof(Block, codes) + 32, 4, to);
+    PackTwoBitCodes(from, to);
+  }
+
+  static HWY_INLINE void PackTQ2_0(const Record& from, uint8_t* to) {
+    // The strip that ends the block ends with d.
+    static_assert(offsetof(Block, d) == sizeof(Block) - 2, "");
+    const Strips<1> tail(from.rows, sizeof(Block) - kStrip);
+    PutHead<16>(tail.line(3), to);
+    PackTwoBitCodes(from, to);
   }
 
   static HWY_INLINE void PackQ3_K(const Record& from, uint8_t* to) {
@@ -452,8 +466,7 @@ struct Packer {
       PutBytes<kStores>(scales[i], Scales(to, 4 * i));
     }
     PackHighBits(from, offsetof(Block, high), to);
-    PackPairsOfBits<true>(from, offsetof(Block, codes), 0, to);
-    PackPairsOfBits<true>(from, offsetof(Block, codes) + 32, 4, to);
+    PackTwoBitCodes(from, to);
   }
 
   static HWY_INLINE void PackQ45_K(const Record& from, uint8_t* to) {
@@ -565,6 +578,8 @@ struct Packer {
       PackQ6_K(from, to);
     } else if constexpr (kFormat == BlockFormat::kIQ4_XS) {
       PackIQ4_XS(from, to);
+    } else if constexpr (kFormat == BlockFormat::kTQ2_0) {
+      PackTQ2_0(from, to);
     } else {
       PackRecord32(from, to);
     }
