@@ -224,9 +224,6 @@ using BlockFormatList =
                   BlockFormat::kIQ4_XS, BlockFormat::kTQ2_0,
                   BlockFormat::kMXFP4>;
 
-// Calls fn(std::integral_constant<BlockFormat, f>()) with the f of the list
-// that is `format`, among those of kValues values, or of any for 0. For a
-// format that is not there, f is the last one.
 template <int64_t kValues, class Fn, BlockFormat kFirst, BlockFormat... kRest>
 auto WithFormatOf(ListOfFormats<kFirst, kRest...> /*list*/, BlockFormat format,
                   const Fn& fn) {
@@ -242,9 +239,12 @@ auto WithFormatOf(ListOfFormats<kFirst, kRest...> /*list*/, BlockFormat format,
     return fn(std::integral_constant<BlockFormat, kFirst>());
   }
 }
-template <class Fn>
+// Calls fn(std::integral_constant<BlockFormat, f>()) with the f of the list
+// that is `format`, among those with blocks of kValues values, or of any for 0.
+// For a format that is not there, f is the last one.
+template <int64_t kValues = 0, class Fn>
 auto WithBlockFormat(BlockFormat format, const Fn& fn) {
-  return WithFormatOf<0>(BlockFormatList(), format, fn);
+  return WithFormatOf<kValues>(BlockFormatList(), format, fn);
 }
 
 }  // namespace block_fields

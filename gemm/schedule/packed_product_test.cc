@@ -49,9 +49,9 @@ void StubTile(const TileArgs& t, size_t rows, size_t panels) {
   }
 }
 
-template <size_t kRows, size_t kLog>
+template <size_t kRows, size_t kPanels>
 void StubTileOf(const TileArgs& t) {
-  StubTile(t, kRows, size_t{1} << kLog);
+  StubTile(t, kRows, kPanels);
 }
 
 void StubAddChunks(const AddChunksArgs& args) {
@@ -67,32 +67,20 @@ void StubAddChunks(const AddChunksArgs& args) {
   }
 }
 
-constexpr size_t kStubRows = 14;
-
-template <size_t kRows>
-constexpr void FillStubs(Tiles<kStubRows>& stubs) {
-  if constexpr (kRows > 0) {
-    stubs.panels[kRows] = kRows < 4 ? 4 : 2;
-    stubs.tiles[kRows][0] = &StubTileOf<kRows, 0>;
-    stubs.tiles[kRows][1] = &StubTileOf<kRows, 1>;
-    stubs.tiles[kRows][2] = &StubTileOf<kRows, 2>;
-    FillStubs<kRows - 1>(stubs);
+struct StubTiles {
+  static constexpr size_t kMostRows = 14;
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return panels <= (rows < 4 ? 4 : 2);
   }
-}
-constexpr Tiles<kStubRows> MakeStubs() {
-  Tiles<kStubRows> stubs = {};
-  FillStubs<kStubRows>(stubs);
-  return stubs;
-}
-constexpr Tiles<kStubRows> kStubs = MakeStubs();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &StubTileOf<kRows, kPanels>;
+};
 
 // `max_rows`: 14 with AVX-512, 6 with AVX2, 3 with vectors of 128 bits.
 TileTable StubTable(size_t max_rows) {
-  TileTable table = {};
+  TileTable table = TableOf(kTilesOf<StubTiles>);
   table.max_rows = max_rows;
   table.add_chunks = &StubAddChunks;
-  table.panels = kStubs.panels;
-  table.tiles = kStubs.tiles;
   return table;
 }
 

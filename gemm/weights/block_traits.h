@@ -134,20 +134,6 @@ struct alignas(64) DecodedRecord {
 static_assert(sizeof(DecodedRecord) % BlockPanels::kLineBytes == 0,
               "a record ends where a line does");
 
-// Calls fn(std::integral_constant<BlockFormat, f>()) with the f that is
-// `format`, among the formats with blocks of 32 values, or of 256. Kernels of
-// each are a file of their own, because they take long to compile.
-template <class Fn>
-auto WithBlock32Format(BlockFormat format, const Fn& fn) {
-  return block_fields::WithFormatOf<32>(block_fields::BlockFormatList(), format,
-                                        fn);
-}
-template <class Fn>
-auto WithBlock256Format(BlockFormat format, const Fn& fn) {
-  return block_fields::WithFormatOf<256>(block_fields::BlockFormatList(),
-                                         format, fn);
-}
-
 }  // namespace quern
 
 #endif  // QUERN_GEMM_WEIGHTS_BLOCK_TRAITS_H_
