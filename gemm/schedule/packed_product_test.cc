@@ -192,9 +192,8 @@ class PackedProductTest : public testing::Test {
       product.Run(b_.data(), scratch, executor, pack, finish);
     } else {
       const auto multiply = [&](const uint32_t* a, const TileRange& range,
-                                float* sums, int64_t stride,
-                                int64_t part_stride, int /*worker*/) {
-        product.MultiplyRange(b_.data(), a, range, sums, stride, part_stride);
+                                const SumsAt<float>& to, int /*worker*/) {
+        product.MultiplyRange(b_.data(), a, range, to);
       };
       product.RunWith(scratch, executor, pack, multiply, finish);
     }
