@@ -280,7 +280,7 @@ TEST_F(PackedProductTest, EveryWorkerThatMultipliesPacksOneRow) {
         }
         ++with_shares;
         EXPECT_EQ(executor.regions, std::vector<int64_t>{shares_});
-        // Those that run first take what the next ones have left.
+        // Workers that run first take what the next ones have left.
         EXPECT_GE(rows, DivCeil(shares_, 4)) << Of(s, workers);
         for (int worker = 0; worker < workers; ++worker) {
           EXPECT_LE(packed_by_[static_cast<size_t>(worker)], 1)
