@@ -98,8 +98,9 @@ class PackedColumn {
     return 64 * (lines_.codes.low_bits + lines_.codes.high_bits);
   }
   const uint8_t* Section(int64_t b) const {
-    return sections_ + b / lines_.section * (ScaleLine(lines_.codes) +
-                                             lines_.section * BlockBytes());
+    return sections_ +
+           b / lines_.section *
+               (ScaleLine(lines_.codes) + lines_.section * BlockBytes());
   }
   // Where the scales of block b begin.
   const uint8_t* BlockScalesOf(int64_t b) const {

@@ -84,8 +84,8 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   }
   for (const GgufTensorType type :
        {GgufTensorType::kQ2_K, GgufTensorType::kQ3_K, GgufTensorType::kQ4_K,
-        GgufTensorType::kQ5_K, GgufTensorType::kQ6_K,
-        GgufTensorType::kIQ4_XS, GgufTensorType::kTQ2_0}) {
+        GgufTensorType::kQ5_K, GgufTensorType::kQ6_K, GgufTensorType::kIQ4_XS,
+        GgufTensorType::kTQ2_0}) {
     SmallDecoder shape = Tiny("llama", type);
     shape.hidden = shape.ffn = 256;
     shape.q_heads = 8;
