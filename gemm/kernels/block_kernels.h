@@ -78,8 +78,7 @@ struct BlockKernels {
 // Chosen by the format and by a: f32, bf16 or f16.
 using BlockKernelSet = KernelSet<BlockKernels, BlockFormat, DType>;
 
-// All sets, best first, for formats with blocks of 32 values and of 256. Each
-// is a file of its own, because they take long to compile.
+// All sets, best first, for formats with blocks of 32 values and of 256.
 absl::Span<const BlockKernelSet> Block32KernelSets();
 absl::Span<const BlockKernelSet> Block256KernelSets();
 // The kernels of the first that runs on this CPU.

@@ -15,7 +15,6 @@
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
 #include "quern/gemm/kernels/e4m3_halves-inl.h"
-#include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/quant/convert-inl.h"
 // clang-format on
 
@@ -36,7 +35,12 @@ constexpr size_t kLine = 64;
 #define QUERN_CODES_IN_REGISTERS 0
 #endif
 
-using DF = LineTag<float>;
+// Vectors of at most one line.
+#if HWY_HAVE_SCALABLE
+using DF = hn::FixedTag<float, 4>;
+#else
+using DF = hn::CappedTag<float, 16>;
+#endif
 using DB = hn::Repartition<uint8_t, DF>;
 using DW = hn::Repartition<uint16_t, DF>;
 using DU = hn::Repartition<uint32_t, DF>;

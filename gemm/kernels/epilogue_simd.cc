@@ -14,7 +14,6 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
-#include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/quant/convert-inl.h"
 // clang-format on
 
@@ -24,7 +23,11 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DF = LineTag<float>;
+#if HWY_HAVE_SCALABLE
+using DF = hn::FixedTag<float, 4>;
+#else
+using DF = hn::CappedTag<float, 16>;
+#endif
 constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
 constexpr float kSwigluOaiLimit = 7.0f;
 

@@ -11,7 +11,6 @@
 #define HWY_TARGET_INCLUDE "gemm/kernels/linear_rows_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,7 +19,11 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DF = LineTag<float>;
+#if HWY_HAVE_SCALABLE
+using DF = hn::FixedTag<float, 4>;
+#else
+using DF = hn::CappedTag<float, 16>;
+#endif
 constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
 
 void PackPairs(const void* a, size_t k, uint32_t* to) {
