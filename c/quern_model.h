@@ -62,7 +62,7 @@ typedef struct quern_model_options {
   const char* activations; /* "exact", or "int8" for matrices in blocks with
                             * "file"; NULL: "int8" with "file", else "exact" */
   int64_t max_context;     /* largest position, exclusive; 0: 32768 */
-  int64_t max_bytes;       /* of memory during the call; 0: 256 MiB and 37 times
+  int64_t max_bytes;       /* of memory during the call; 0: 256 MiB and 47 times
                             * the file's bytes */
   const char* packed_path; /* a file of packed matrices, which is mapped if it
                             * exists and written if it does not; NULL: none */

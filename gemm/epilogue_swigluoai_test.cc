@@ -37,7 +37,7 @@ class SwigluOaiTest : public IsaTest {
     weights_spec.k = 1;
     weights_spec.format = WeightFormat::kF32;
     weights_spec.gated = true;
-    // As in files: rows of gate and of up by turns.
+    // Files have rows of gate and of up by turns.
     std::vector<float> rows;
     for (size_t i = 0; i < gate.size(); ++i) {
       rows.push_back(gate[i]);

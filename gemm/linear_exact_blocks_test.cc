@@ -32,7 +32,7 @@
 namespace quern {
 namespace {
 
-// The same weights as f32, of quant/block_format.h.
+// Weights in blocks as weights of f32, which quant/block_format.h decodes.
 KnownWeights Decoded(const KnownWeights& w) {
   std::vector<float> values(static_cast<size_t>(w.spec.n * w.spec.k));
   DecodeBlocks(w.spec.block_format, w.blocks, absl::MakeSpan(values));

@@ -11,8 +11,7 @@ namespace quern {
 absl::StatusOr<BlockPanels> BlockPanels::Create(const BlockCodes& codes,
                                                 int64_t k, int64_t n) {
   constexpr char kOp[] = "block_panels";
-  const bool whole_records = codes.scales >= BlockScales::kBytes;
-  const int64_t unit = whole_records ? kRecordK : kBlockK;
+  const int64_t unit = codes.has_head() ? kRecordK : kBlockK;
   if (n < 1) return InvalidArgument(kOp, "n=", n, "; need 1 or more");
   if (k < 1 || k % unit != 0) {
     return InvalidArgument(kOp, "k=", k, "; need a positive multiple of ",

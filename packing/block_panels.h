@@ -39,6 +39,7 @@
 //   kBytes         f16 d[c]          u8 s[s][c]
 //   kBytesAndMins  f16 d[c], m[c]    u8 (s[c], t[c])[s]
 //   kNibbles       f16 d[c], m[c]    u8 (s + 16 t)[s][c]
+//   kRecordF16     f16 d[c]          no line
 //
 // Kernels therefore read a panel in order, one section after the other, which
 // is what a core's prefetchers follow. With all scales of a record before its
@@ -71,6 +72,7 @@ enum class BlockScales : uint8_t {
   kBytes,
   kBytesAndMins,
   kNibbles,
+  kRecordF16,
 };
 
 // What the codes of a block format are made of.
@@ -79,6 +81,9 @@ struct BlockCodes {
   int high_bits;  // 0, 1 or 2
   int sub_block;  // 32, or 16 with kBytes and kNibbles
   BlockScales scales;
+
+  // Whether 256 k share a scale, so that k consists of whole records.
+  constexpr bool has_head() const { return scales >= BlockScales::kBytes; }
 
   friend constexpr bool operator==(const BlockCodes& x, const BlockCodes& y) {
     return x.low_bits == y.low_bits && x.high_bits == y.high_bits &&
@@ -102,7 +107,7 @@ class BlockPanels {
   BlockPanels() = default;
 
   // InvalidArgument unless n >= 1, k is a positive multiple of 32, or of 256
-  // where scales are bytes or nibbles, sub_block is one that BlockCodes allows,
+  // where scales have a head, sub_block is one that BlockCodes allows,
   // and the packed size fits in int64_t.
   static absl::StatusOr<BlockPanels> Create(const BlockCodes& codes, int64_t k,
                                             int64_t n);
@@ -117,9 +122,9 @@ class BlockPanels {
     return std::min(kRecordBlocks, blocks() - record * kRecordBlocks);
   }
 
-  // Number of blocks in a section.
+  // Number of blocks in a section: all of a record without lines of scales.
   static constexpr int64_t SectionBlocks(const BlockCodes& codes) {
-    return codes.scales == BlockScales::kNone
+    return SubBytes(codes) == 0
                ? kRecordBlocks
                : kLineBytes / (SubBytes(codes) * BlockSubs(codes));
   }
@@ -172,10 +177,10 @@ class BlockPanels {
       : codes_(codes), k_(k), n_(n) {}
 
   static constexpr int64_t HeadBytes(const BlockCodes& codes) {
-    return codes.scales >= BlockScales::kBytes ? kLineBytes : 0;
+    return codes.has_head() ? kLineBytes : 0;
   }
   static constexpr int64_t ScaleLineBytes(const BlockCodes& codes) {
-    return codes.scales == BlockScales::kNone ? 0 : kLineBytes;
+    return SubBytes(codes) == 0 ? 0 : kLineBytes;
   }
   static constexpr int64_t BlockBytes(const BlockCodes& codes) {
     return (codes.low_bits + codes.high_bits) * kLineBytes;
@@ -187,6 +192,7 @@ class BlockPanels {
   static constexpr int64_t SubBytes(const BlockCodes& codes) {
     switch (codes.scales) {
       case BlockScales::kNone:
+      case BlockScales::kRecordF16:
         return 0;
       case BlockScales::kF16AndMin:
         return 4 * kPanelCols;

@@ -59,6 +59,7 @@ TEST(BlockPanelsTest, SizesAreThoseOfCodesAndScales) {
   EXPECT_EQ(bits({4, 0, 32, Scales::kE8M0}), 4.25);
   EXPECT_EQ(bits({4, 0, 32, Scales::kBytesAndMins}), 4.625);
   EXPECT_EQ(bits({4, 2, 16, Scales::kBytes}), 6.625);
+  EXPECT_EQ(bits({2, 0, 32, Scales::kRecordF16}), 2.125);
 }
 
 TEST(BlockPanelsTest, RefusesWhatItCannotPack) {
@@ -71,6 +72,9 @@ TEST(BlockPanelsTest, RefusesWhatItCannotPack) {
                 "k=0; need a positive multiple of 32");
   ExpectRefusal(BlockPanels::Create(f16, 48, 1).status(), "multiple of 32");
   ExpectRefusal(BlockPanels::Create(bytes, 288, 1).status(), "multiple of 256");
+  ExpectRefusal(
+      BlockPanels::Create({2, 0, 32, Scales::kRecordF16}, 32, 1).status(),
+      "multiple of 256");
   ExpectRefusal(BlockPanels::Create({4, 0, 16, Scales::kF16}, 32, 1).status(),
                 "sub_block=16; need 32");
   ExpectRefusal(BlockPanels::Create({4, 2, 8, Scales::kBytes}, 256, 1).status(),

@@ -16,6 +16,14 @@ inline bool WholeRecords(const BlockCodes& codes) {
   return codes.scales >= BlockScales::kBytes;
 }
 
+// Size of the scales before a section, in bytes.
+inline int64_t ScaleLine(const BlockCodes& codes) {
+  return codes.scales == BlockScales::kNone ||
+                 codes.scales == BlockScales::kRecordF16
+             ? 0
+             : 64;
+}
+
 // Where each quad's bits lie in a block, and how many blocks lie behind a line
 // of scales, written down from the comment in block_panels.h.
 struct Lines {
@@ -40,6 +48,7 @@ inline constexpr Lines kLines[] = {
      {1, 1, 2, 2, 4, 4, 5, 5},
      {0, 0, 0, 0, 3, 3, 3, 3}},
     {{4, 0, 32, BlockScales::kBytes}, 4, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{2, 0, 32, BlockScales::kRecordF16}, 8, {0, 0, 0, 0, 1, 1, 1, 1}, {}},
     {{4, 0, 32, BlockScales::kNone}, 8, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
 };
 
@@ -89,9 +98,9 @@ class PackedColumn {
     return 64 * (lines_.codes.low_bits + lines_.codes.high_bits);
   }
   const uint8_t* Section(int64_t b) const {
-    const int64_t scales = lines_.codes.scales == BlockScales::kNone ? 0 : 64;
     return sections_ +
-           b / lines_.section * (scales + lines_.section * BlockBytes());
+           b / lines_.section *
+               (ScaleLine(lines_.codes) + lines_.section * BlockBytes());
   }
   // Where the scales of block b begin.
   const uint8_t* BlockScalesOf(int64_t b) const {
@@ -104,9 +113,8 @@ class PackedColumn {
   }
   int Bits(int64_t k, int64_t line, int64_t bit, int64_t count) const {
     const int64_t b = k / 32;
-    const int64_t scales = lines_.codes.scales == BlockScales::kNone ? 0 : 64;
-    const uint8_t* block =
-        Section(b) + scales + b % lines_.section * BlockBytes();
+    const uint8_t* block = Section(b) + ScaleLine(lines_.codes) +
+                           b % lines_.section * BlockBytes();
     return block[64 * line + 4 * c_ + k % 4] >> bit & ((1 << count) - 1);
   }
 

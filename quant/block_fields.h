@@ -39,7 +39,8 @@ struct Place {
 // The lower half of a byte for an even b, the upper half for an odd one.
 constexpr Place HalfByte(int byte, int b) { return {byte, b % 2 * 4}; }
 
-// The fields of 2 bits of sub-block b of 16 values, in Q2_K, Q3_K and Q6_K.
+// The fields of 2 bits of sub-block b of 16 values, in Q2_K, Q3_K, Q6_K and
+// TQ2_0, whose sub-blocks share a scale.
 constexpr Place PairsOfBits(int b) {
   return {b / 8 * 32 + b % 2 * 16, b / 2 % 4 * 2};
 }
@@ -200,6 +201,15 @@ struct Block<BlockFormat::kIQ4_XS> {
   uint8_t codes[8][16];
 };
 
+template <>
+struct Block<BlockFormat::kTQ2_0> {
+  static constexpr char kName[] = "TQ2_0";
+  static constexpr int64_t kValues = 256;
+  static constexpr Place Codes(int b) { return PairsOfBits(b); }
+  uint8_t codes[64];
+  uint8_t d[2];
+};
+
 // ---- All formats
 
 template <BlockFormat... kFormats>
@@ -211,11 +221,9 @@ using BlockFormatList =
                   BlockFormat::kQ5_1, BlockFormat::kQ8_0, BlockFormat::kQ2_K,
                   BlockFormat::kQ3_K, BlockFormat::kQ4_K, BlockFormat::kQ5_K,
                   BlockFormat::kQ6_K, BlockFormat::kIQ4_NL,
-                  BlockFormat::kIQ4_XS, BlockFormat::kMXFP4>;
+                  BlockFormat::kIQ4_XS, BlockFormat::kTQ2_0,
+                  BlockFormat::kMXFP4>;
 
-// Calls fn(std::integral_constant<BlockFormat, f>()) with the f of the list
-// that is `format`, among those of kValues values, or of any for 0. For a
-// format that is not there, f is the last one.
 template <int64_t kValues, class Fn, BlockFormat kFirst, BlockFormat... kRest>
 auto WithFormatOf(ListOfFormats<kFirst, kRest...> /*list*/, BlockFormat format,
                   const Fn& fn) {
@@ -231,9 +239,12 @@ auto WithFormatOf(ListOfFormats<kFirst, kRest...> /*list*/, BlockFormat format,
     return fn(std::integral_constant<BlockFormat, kFirst>());
   }
 }
-template <class Fn>
+// Calls fn(std::integral_constant<BlockFormat, f>()) with the f of the list
+// that is `format`, among those with blocks of kValues values, or of any for 0.
+// For a format that is not there, f is the last one.
+template <int64_t kValues = 0, class Fn>
 auto WithBlockFormat(BlockFormat format, const Fn& fn) {
-  return WithFormatOf<0>(BlockFormatList(), format, fn);
+  return WithFormatOf<kValues>(BlockFormatList(), format, fn);
 }
 
 }  // namespace block_fields

@@ -213,6 +213,16 @@ void Decode(const Block<F::kIQ4_XS>& in, float* out) {
   }
 }
 
+void Decode(const Block<F::kTQ2_0>& in, float* out) {
+  const float d = LoadF16(in.d);
+  for (int b = 0; b < 16; ++b) {
+    const auto [byte, bit] = in.Codes(b);
+    for (int j = 0; j < 16; ++j) {
+      *out++ = d * static_cast<float>(Bits(in.codes[byte + j], bit, 2) - 1);
+    }
+  }
+}
+
 // Decodes consecutive blocks into n values.
 template <F kFormat>
 void DecodeAll(const uint8_t* in, size_t n, float* out) {

@@ -57,6 +57,10 @@
 //            n = lo(codes[16 b + i % 16]), or hi for i % 32 >= 16
 //            s[b] = (lo(low[b / 2]), or hi for odd b)
 //                   + 16 * (bits 2b and 2b + 1 of high)
+//   TQ2_0    u8 codes[64], f16 d
+//            d * (q - 1), q as in Q2_K
+//
+// TQ2_0 is for ternary weights, whose q are 0, 1 and 2. A q of 3 is 2 d.
 //
 // The scales[12] of Q4_K and Q5_K hold eight s and eight t of 6 bits:
 //
@@ -96,6 +100,7 @@ enum class BlockFormat : uint32_t {
   kQ6_K = 14,
   kIQ4_NL = 20,
   kIQ4_XS = 23,
+  kTQ2_0 = 35,
   kMXFP4 = 39,
 };
 

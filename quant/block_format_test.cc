@@ -50,6 +50,8 @@ CodeCounts CodesOf(BlockFormat format) {
       return {64, 256, 1};
     case BlockFormat::kIQ4_XS:
       return {16, 64, 1};
+    case BlockFormat::kTQ2_0:
+      return {4, 1, 1};
     case BlockFormat::kMXFP4:
       return {16, 256, 1};
     default:
@@ -130,7 +132,7 @@ TEST(BlockFormatTest, TheTableIsThatOfTheFormats) {
       {11, "Q3_K", 256, 110, 3.4375}, {12, "Q4_K", 256, 144, 4.5},
       {13, "Q5_K", 256, 176, 5.5},    {14, "Q6_K", 256, 210, 6.5625},
       {20, "IQ4_NL", 32, 18, 4.5},    {23, "IQ4_XS", 256, 136, 4.25},
-      {39, "MXFP4", 32, 17, 4.25}};
+      {35, "TQ2_0", 256, 66, 2.0625}, {39, "MXFP4", 32, 17, 4.25}};
   ASSERT_EQ(BlockFormats().size(), std::size(kRows));
   std::set<uint32_t> types;
   for (size_t f = 0; f < std::size(kRows); ++f) {

@@ -176,6 +176,11 @@ inline ReferenceBlockValue ReferenceValue(BlockFormat format,
       const double step = Times(bits.Half(0), s - 32);
       return {q, s, 0, step, step * ReferenceIQ4(q)};
     }
+    case BlockFormat::kTQ2_0: {
+      const int64_t q = bits.Two(0, i);
+      const double d = bits.Half(512);
+      return {q, 0, 0, d, Times(d, q - 1)};
+    }
     default:
       return ReferenceValueOf32(format, bits, i);
   }
@@ -213,6 +218,8 @@ inline std::vector<BlockHalf> HalvesOf(BlockFormat format) {
       return {{0, 1 / 127.0}};
     case BlockFormat::kIQ4_XS:
       return {{0, 1 / (32 * 127.0)}};
+    case BlockFormat::kTQ2_0:
+      return {{64, 1 / 2.0}};
     case BlockFormat::kMXFP4:
       break;
   }

@@ -334,6 +334,15 @@ void Quantize(const float* x, Block<F::kIQ4_XS>& out) {
   }
 }
 
+void Quantize(const float* x, Block<F::kTQ2_0>& out) {
+  const double d = StoreAway(std::abs(SignedStep(x, 256, 1, 1)), out.d);
+  for (int b = 0; b < 16; ++b) {
+    for (int j = 0; j < 16; ++j) {
+      Put(NearestCode(*x++, d, -1, 1) + 1, out.Codes(b), out.codes + j);
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status QuantizeBlocks(BlockFormat format, absl::Span<const float> x,

@@ -8,7 +8,7 @@
 // DecodeBlocks(blocks) then differs from x[i] by at most half a step: |d| / 2,
 // or |d * s[b]| / 2 with sub-blocks. In IQ4_NL and IQ4_XS the step is the gap
 // of the table at x[i], in MXFP4 that of e2m1. Codes are the nearest ones;
-// scales are the smallest for which this holds:
+// scales, but for that of TQ2_0, are the smallest for which this holds:
 //
 //   Q4_0, Q5_0, Q3_K, Q6_K   codes have one more negative number than positive
 //                            ones, so the scale has the sign that makes it
@@ -18,6 +18,7 @@
 //   Q2_K, Q4_K, Q5_K         dmin * t[b] = -min(smallest x of b, 0),
 //                            d * s[b] = what is left / (codes - 1)
 //   IQ4_NL, IQ4_XS           the ends of the table, with the better sign
+//   TQ2_0                    d = largest |x|, so that ternary numbers come back
 //   MXFP4                    the smallest e for which |x| <= 7 * 2^(e - 127)
 //
 // Numbers in f16 and sub-scales are rounded away from the nearer side, so that

@@ -110,6 +110,8 @@ double LargestStep(BlockFormat format) {
       return 1 / 113.0;
     case BlockFormat::kIQ4_XS:
       return 1 / 113.0 * (1 + 1 / 31.0);
+    case BlockFormat::kTQ2_0:
+      return 1;
     case BlockFormat::kMXFP4:
       return 2 / 7.0;
   }
@@ -193,6 +195,7 @@ TEST(BlockQuantizeTest, CodesOfAFormatStayWhatTheyAre) {
   expect(3, ramp(-20, -5));  // with a minimum
   expect(7, ramp(-9, 22));   // Q5_1
   expect(8, ramp(96, 127));  // Q8_0
+  expect(35, ramp(-1, 1));   // TQ2_0
   expect(39, ramp(-4, 4));   // MXFP4: every whole number up to 4
 }
 

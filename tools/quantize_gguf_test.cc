@@ -130,6 +130,12 @@ TEST(QuantizeGgufTest, TheModelStaysAModelInEveryFormat) {
       EXPECT_EQ(*file->KeyBytes(key), *source->KeyBytes(key));
     }
     const double exact = Loss(*file), more = exact - loss;
+    if (info.format == BlockFormat::kTQ2_0) {
+      // This model was not trained to be ternary: it guesses, at about ln(2048)
+      // = 7.6 nats. Weights that are ternary come back (block_quantize_test).
+      EXPECT_TRUE(exact > loss + 1 && exact < 10) << exact;
+      continue;
+    }
     const double int8 = Loss(*file, DecoderActivations::kInt8) - exact;
     std::printf("%s %.4f bits a weight: loss %+.4f; rows of int8 %+.4f\n",
                 std::string(info.name).c_str(), info.bits_per_weight(), more,

@@ -8,6 +8,7 @@
 #include "quern/core/kernel_set.h"
 #include "quern/core/sets/avx3_dl.h"
 #include "quern/gemm/kernels/block_kernels.h"
+#include "quern/quant/block_fields.h"
 #include "quern/quant/block_format.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -29,7 +30,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 BlockKernels GetKernels(BlockFormat format, DType a) {
-  return WithBlock256Format(format, [a](auto f) {
+  return block_fields::WithBlockFormat<256>(format, [a](auto f) {
     constexpr BlockFormat kFormat = decltype(f)::value;
     BlockKernels kernels = MakeBlockKernels<kFormat>();
     kernels.pack_row = WithFloatType(

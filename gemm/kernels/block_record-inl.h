@@ -87,7 +87,7 @@ class PackedRecord {
 
   HWY_INLINE explicit PackedRecord(const uint8_t* HWY_RESTRICT record)
       : record_(record) {
-    if constexpr (kHasBytes) {
+    if constexpr (kCodes.has_head()) {
       HWY_UNROLL(4)
       for (size_t v = 0; v < kVecs; ++v) {
         d_[v] = LoadF16(record + 2 * v * kFloats);
@@ -135,6 +135,8 @@ class PackedRecord {
         return Times(d_[v], LoadS8(scales + at));
       case BlockScales::kBytesAndMins:
         return Times(d_[v], LoadU8(scales + at));
+      case BlockScales::kRecordF16:
+        return d_[v];
       case BlockScales::kNone:
       case BlockScales::kNibbles:
         break;
@@ -156,7 +158,6 @@ class PackedRecord {
 
  private:
   static constexpr size_t kCols = BlockPanels::kPanelCols;
-  static constexpr bool kHasBytes = kCodes.scales >= BlockScales::kBytes;
 
   HWY_INLINE const uint8_t* ScalesOf(size_t sub) const {
     return record_ + BlockPanels::ScalesAt(kCodes, static_cast<int64_t>(sub));
@@ -176,8 +177,8 @@ class PackedRecord {
   }
 
   const uint8_t* HWY_RESTRICT record_;
-  VF d_[kHasBytes ? kVecs : 1];
-  VF m_[kHasBytes ? kVecs : 1];
+  VF d_[kCodes.has_head() ? kVecs : 1];
+  VF m_[kCodes.has_head() ? kVecs : 1];
 };
 
 // A source of gemm/kernels/block_tile-inl.h: a packed record's quads as
@@ -268,28 +269,17 @@ constexpr size_t kFusedTileRows = kVecs > 2 || kFewTiles ? 2 : 4;
 // 2048 take 720 us fused and 568 decoded; two rows 197 and 213. Zen 5, 2026.
 constexpr size_t kFusedRows = kVecs == 1 ? 8 : kVecs == 2 ? 12 : 2;
 
-// Fused::kTile<rows> is the tile of so many rows and one panel.
-template <class Fused, size_t kRows>
-constexpr void FillFused(Tiles<kFusedRows>& to) {
-  if constexpr (kRows > 0) {
-    to.tiles[kRows][0] = Fused::template kTile<kRows>;
-    FillFused<Fused, kRows / 2>(to);
+// The tiles of a set that decode in registers: of one panel, and of powers of
+// two of rows.
+struct FusedShape {
+  static constexpr size_t kMostRows = kFusedRows;
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return panels == 1 && rows <= kFusedTileRows && (rows & (rows - 1)) == 0;
   }
-}
-
-template <class Fused>
-constexpr Tiles<kFusedRows> MakeFusedTiles() {
-  Tiles<kFusedRows> tiles = {};
-  for (size_t& panels : tiles.panels) panels = 1;
-  FillFused<Fused, kFusedTileRows>(tiles);
-  return tiles;
-}
-template <class Fused>
-constexpr Tiles<kFusedRows> kFusedTiles = MakeFusedTiles<Fused>();
-
+};
 template <BlockFormat kFormat>
-struct FusedBlocks {
-  template <size_t kRows>
+struct FusedBlocks : FusedShape {
+  template <size_t kRows, size_t /*kPanels*/>
   static constexpr Tile kTile = &FusedTile<kFormat, kRows>;
 };
 
@@ -339,12 +329,8 @@ BlockKernels MakeBlockKernels() {
   kernels.row_pitch = sizeof(RowOf<kFormat>) / sizeof(uint32_t);
   kernels.terms = TermsOf(BlockTraitsOf(kFormat));
   kernels.sums = TileSums::kAlike;
-  kernels.fused.max_rows = kFusedRows;
-  kernels.fused.panels = kFusedTiles<FusedBlocks<kFormat>>.panels;
-  kernels.fused.tiles = kFusedTiles<FusedBlocks<kFormat>>.tiles;
-  kernels.decoded.max_rows = kDecodedRows;
-  kernels.decoded.panels = kDecodedTiles<ArithmeticOf<kFormat>>.panels;
-  kernels.decoded.tiles = kDecodedTiles<ArithmeticOf<kFormat>>.tiles;
+  kernels.fused = TableOf(kTilesOf<FusedBlocks<kFormat>>);
+  kernels.decoded = TableOf(kTilesOf<DecodedTiles<ArithmeticOf<kFormat>>>);
   kernels.decode = &DecodeRecord<kFormat>;
   // One row of words reads more slowly by it: Q8_0 0.82 in place of 0.92 of
   // DRAM at 65 GB/s (AVX2, Zen 4, 2026).

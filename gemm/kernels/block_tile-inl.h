@@ -246,27 +246,16 @@ constexpr size_t kDecodedRows = kFewTiles ? 3
                                              : kVecs == 2 ? 4
                                                           : 2);
 
-template <class A, size_t kRows, size_t kLog>
-constexpr void FillDecoded(Tiles<kDecodedRows>& to) {
-  constexpr size_t kPanels = size_t{1} << kLog;
-  if constexpr (kLog == 0 || (kPanels <= kBlockPanels &&
-                              kRows * kPanels * kVecs <= kMostDots)) {
-    to.tiles[kRows][kLog] = &DecodedTile<A, kRows, kPanels>;
-    to.panels[kRows] = kPanels;
-    FillDecoded<A, kRows, kLog + 1>(to);
-  } else if constexpr (kRows > 1) {
-    FillDecoded<A, kRows - 1, 0>(to);
+template <class A>
+struct DecodedTiles {
+  static constexpr size_t kMostRows = kDecodedRows;
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return panels == 1 ||
+           (panels <= kBlockPanels && rows * panels * kVecs <= kMostDots);
   }
-}
-
-template <class A>
-constexpr Tiles<kDecodedRows> MakeDecodedTiles() {
-  Tiles<kDecodedRows> tiles = {};
-  FillDecoded<A, kDecodedRows, 0>(tiles);
-  return tiles;
-}
-template <class A>
-constexpr Tiles<kDecodedRows> kDecodedTiles = MakeDecodedTiles<A>();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &DecodedTile<A, kRows, kPanels>;
+};
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

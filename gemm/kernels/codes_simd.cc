@@ -282,32 +282,16 @@ void FusedTile(const TileArgs& t) {
 // instructions that many rows had better share them. Few tiles under
 // sanitizers, as in gemm/kernels/tile-inl.h.
 template <class Codes>
-constexpr size_t FusedRows() {
-  constexpr bool kFew = HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN;
-  return kFew ? 3 : (hwy::IsSame<Codes, I8>() ? 4 : 8);
-}
-constexpr size_t kFusedSums = 24;
-
-template <class Codes, size_t kRows, size_t kLog>
-constexpr void FillFused(Tiles<FusedRows<Codes>()>& to) {
-  constexpr size_t kPanels = size_t{1} << kLog;
-  if constexpr (kPanels <= kTilePanels && kRows * kPanels <= kFusedSums) {
-    to.tiles[kRows][kLog] = &FusedTile<Codes, kRows, kPanels>;
-    to.panels[kRows] = kPanels;
-    FillFused<Codes, kRows, kLog + 1>(to);
-  } else if constexpr (kRows > 1) {
-    FillFused<Codes, kRows - 1, 0>(to);
+struct FusedTiles {
+  static constexpr bool kFew = HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN;
+  static constexpr size_t kMostRows =
+      kFew ? 3 : (hwy::IsSame<Codes, I8>() ? 4 : 8);
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return rows * panels <= 24;
   }
-}
-
-template <class Codes>
-constexpr Tiles<FusedRows<Codes>()> MakeFusedTiles() {
-  Tiles<FusedRows<Codes>()> tiles = {};
-  FillFused<Codes, FusedRows<Codes>(), 0>(tiles);
-  return tiles;
-}
-template <class Codes>
-constexpr Tiles<FusedRows<Codes>()> kFusedTiles = MakeFusedTiles<Codes>();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &FusedTile<Codes, kRows, kPanels>;
+};
 #endif  // QUERN_CODES_IN_REGISTERS
 
 template <class Codes>
@@ -317,9 +301,7 @@ void FillKernels(CodesKernels& kernels) {
   kernels.unit = 1;
 #if QUERN_CODES_IN_REGISTERS
   static_assert(kBytes == kLine, "a vector is a line");
-  kernels.fused.max_rows = FusedRows<Codes>();
-  kernels.fused.panels = kFusedTiles<Codes>.panels;
-  kernels.fused.tiles = kFusedTiles<Codes>.tiles;
+  kernels.fused = TableOf(kTilesOf<FusedTiles<Codes>>);
   kernels.fused_elements = 1;
   // More than two tiles' rows: 4096 x 4096, 256 rows of bf16 by int4 take 24 ms
   // from scratch and 39 ms in tiles of 14 rows (Zen 4, 2026).
@@ -330,9 +312,7 @@ void FillKernels(CodesKernels& kernels) {
     kernels.decoded = MakeTileTable<DotE4M3Halves, kHalvesBytes>();
     kernels.decoded_k = DotE4M3Halves::kSub;
     kernels.unit = DotE4M3Halves::kUnit;
-    kernels.fused.max_rows = MaxRows();
-    kernels.fused.panels = kE4M3Tiles.panels;
-    kernels.fused.tiles = kE4M3Tiles.tiles;
+    kernels.fused = TableOf(kTilesOf<E4M3Tiles>);
     kernels.fused_elements = 2;
     kernels.fused_most_rows = kernels.fused.max_rows;
   }

@@ -221,27 +221,14 @@ struct E4M3Tile {
   }
 };
 
-template <size_t kRows, size_t kLog>
-constexpr void FillE4M3Tiles(Tiles<MaxRows()>& to) {
-  if constexpr (kRows > 0) {
-    if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      to.tiles[kRows][kLog] = &E4M3Tile<kRows, size_t{1} << kLog>::Run;
-      to.panels[kRows] = size_t{1} << kLog;
-    }
-    if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-      FillE4M3Tiles<kRows, kLog + 1>(to);
-    } else {
-      FillE4M3Tiles<kRows - 1, 0>(to);
-    }
+struct E4M3Tiles {
+  static constexpr size_t kMostRows = MaxRows();
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return HasTile(rows, panels);
   }
-}
-
-constexpr Tiles<MaxRows()> MakeE4M3Tiles() {
-  Tiles<MaxRows()> tiles = {};
-  FillE4M3Tiles<MaxRows(), 0>(tiles);
-  return tiles;
-}
-constexpr Tiles<MaxRows()> kE4M3Tiles = MakeE4M3Tiles();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &E4M3Tile<kRows, kPanels>::Run;
+};
 
 #endif  // QUERN_E4M3_HALVES
 

@@ -186,35 +186,22 @@ constexpr size_t kExactPanels = kVecs > 1 || kFewTiles ? 1 : 4;
 // a line is four vectors, nothing stays in registers.
 constexpr size_t kExactRows = kVecs > 2 ? 0 : 2;
 
-template <BlockFormat kFormat, size_t kRows, size_t kLog>
-constexpr void FillExact(Tiles<kExactRows>& to) {
-  constexpr size_t kPanels = size_t{1} << kLog;
-  if constexpr (kRows > 0 && kPanels <= kExactPanels) {
-    to.tiles[kRows][kLog] = &FusedExactTile<kFormat, kRows, kPanels>;
-    FillExact<kFormat, kRows, kLog + 1>(to);
-  } else if constexpr (kRows > 0) {
-    FillExact<kFormat, kRows / 2, 0>(to);
+template <BlockFormat kFormat>
+struct ExactTiles {
+  static constexpr size_t kMostRows = kExactRows;
+  static constexpr bool Has(size_t /*rows*/, size_t panels) {
+    return panels <= kExactPanels;
   }
-}
-
-template <BlockFormat kFormat>
-constexpr Tiles<kExactRows> MakeExactTiles() {
-  Tiles<kExactRows> tiles = {};
-  for (size_t& panels : tiles.panels) panels = kExactPanels;
-  FillExact<kFormat, kExactRows, 0>(tiles);
-  return tiles;
-}
-template <BlockFormat kFormat>
-constexpr Tiles<kExactRows> kExactTiles = MakeExactTiles<kFormat>();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &FusedExactTile<kFormat, kRows, kPanels>;
+};
 
 template <BlockFormat kFormat>
 ExactBlockKernels MakeExactKernels() {
   ExactBlockKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.sums = TileSums::kAlike;
-  kernels.fused.max_rows = kExactRows;
-  kernels.fused.panels = kExactTiles<kFormat>.panels;
-  kernels.fused.tiles = kExactTiles<kFormat>.tiles;
+  kernels.fused = TableOf(kTilesOf<ExactTiles<kFormat>>);
   kernels.decode = &DecodeExact<kFormat>;
   return kernels;
 }

@@ -2,6 +2,7 @@
 #include "quern/core/kernel_set.h"
 #include "quern/core/sets/avx3.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
+#include "quern/quant/block_fields.h"
 #include "quern/quant/block_format.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -20,7 +21,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 ExactBlockKernels GetKernels(BlockFormat format) {
-  return WithBlock32Format(
+  return block_fields::WithBlockFormat<32>(
       format, [](auto f) { return MakeExactKernels<decltype(f)::value>(); });
 }
 

@@ -128,8 +128,8 @@ void I4Tile(const TileArgs& t) {
 }
 
 template <bool kZeros>
-struct FusedI4 {
-  template <size_t kRows>
+struct FusedI4 : FusedShape {
+  template <size_t kRows, size_t /*kPanels*/>
   static constexpr Tile kTile = &I4Tile<kZeros, kRows>;
 };
 
@@ -185,12 +185,8 @@ I4BlockKernels MakeI4Kernels() {
   kernels.arithmetic = QUERN_HAS_VPDPBUSD ? "int8 dot" : "int8 pairs";
   kernels.terms = TermsOf(BlockTraitsOf(kZeros ? kWithZeros : kPlain));
   kernels.sums = TileSums::kAlike;
-  kernels.fused.max_rows = kFusedRows;
-  kernels.fused.panels = kFusedTiles<FusedI4<kZeros>>.panels;
-  kernels.fused.tiles = kFusedTiles<FusedI4<kZeros>>.tiles;
-  kernels.decoded.max_rows = kDecodedRows;
-  kernels.decoded.panels = kDecodedTiles<I4Arithmetic>.panels;
-  kernels.decoded.tiles = kDecodedTiles<I4Arithmetic>.tiles;
+  kernels.fused = TableOf(kTilesOf<FusedI4<kZeros>>);
+  kernels.decoded = TableOf(kTilesOf<DecodedTiles<I4Arithmetic>>);
   kernels.decode = &DecodeI4<kZeros>;
   return kernels;
 }

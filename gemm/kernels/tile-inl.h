@@ -51,6 +51,9 @@ constexpr size_t kMostRows = 3, kMostPanels = 2;
 constexpr size_t kMostRows = kSumVecs, kMostPanels = kTilePanels;
 #endif
 
+// How many column panels one tile may cover: powers of two. With few rows, more
+// panels give enough independent sums to hide the latency of a multiply-add,
+// and what is left over is a few smaller tiles.
 // With 16 registers, panels beyond the first must leave some to their lines and
 // a word: with AVX2, 3 rows of 2 panels took longer than 4 rows of one (1005
 // and 900 us for 4096 x 4096 of bf16. Zen 5, 2026).
@@ -58,15 +61,6 @@ constexpr bool HasTile(size_t rows, size_t panels) {
   return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs &&
          (kManyRegisters || rows == 1 || panels == 1 ||
           (rows + 1) * panels * kVecs < 16);
-}
-
-// Number of column panels that one tile covers. With few rows, more panels give
-// enough independent sums to hide the latency of a multiply-add.
-// Powers of two, so that what is left over is a few smaller tiles.
-constexpr size_t PanelsFor(size_t rows) {
-  size_t panels = 1;
-  while (HasTile(rows, 2 * panels)) panels *= 2;
-  return panels;
 }
 
 constexpr size_t MaxRows() {
@@ -207,24 +201,6 @@ void AddChunks(const AddChunksArgs& args) {
   }
 }
 
-// tiles[r][i] for r rows and 2^i panels, null where there is none.
-template <class Dot, size_t kStepBytes, size_t kRows, size_t kLog>
-constexpr void FillTiles(Tiles<MaxRows()>& to) {
-  if constexpr (kRows > 0) {
-    if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      to.tiles[kRows][kLog] =
-          &MultiplyTile<Dot, kRows, size_t{1} << kLog, kStepBytes>;
-      if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(to);
-      }
-    }
-    if constexpr (kLog == 0) {
-      to.panels[kRows] = PanelsFor(kRows);
-      FillTiles<Dot, kStepBytes, kRows - 1, 0>(to);
-    }
-  }
-}
-
 // Rows up to which a tile of one panel keeps up with memory that is read in one
 // stream. Where a vector is less than a line, a panel of f32 sums does not.
 template <class Dot>
@@ -234,9 +210,18 @@ constexpr size_t OneStreamRows() {
 }
 
 template <class Dot, size_t kStepBytes>
-constexpr Tiles<MaxRows()> MakeTiles() {
-  Tiles<MaxRows()> tiles = {};
-  FillTiles<Dot, kStepBytes, MaxRows(), 0>(tiles);
+struct DotTiles {
+  static constexpr size_t kMostRows = MaxRows();
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return HasTile(rows, panels);
+  }
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &MultiplyTile<Dot, kRows, kPanels, kStepBytes>;
+};
+
+template <class Dot, size_t kStepBytes>
+constexpr auto MakeDotTiles() {
+  auto tiles = MakeTiles<DotTiles<Dot, kStepBytes>>();
   for (size_t rows = 1; rows <= MaxRows(); ++rows) {
     tiles.panels_in_one_stream[rows] =
         rows <= OneStreamRows<Dot>() ? 1 : tiles.panels[rows];
@@ -244,17 +229,13 @@ constexpr Tiles<MaxRows()> MakeTiles() {
   return tiles;
 }
 template <class Dot, size_t kStepBytes>
-constexpr Tiles<MaxRows()> kTilesOf = MakeTiles<Dot, kStepBytes>();
+constexpr auto kDotTiles = MakeDotTiles<Dot, kStepBytes>();
 
 template <class Dot, size_t kStepBytes = kLineBytes>
 TileTable MakeTileTable() {
-  constexpr const Tiles<MaxRows()>& kTiles = kTilesOf<Dot, kStepBytes>;
-  TileTable table = {};
-  table.max_rows = MaxRows();
+  TileTable table = TableOf(kDotTiles<Dot, kStepBytes>);
   table.few_rows = kVecs == 1 ? 5 : 1;
-  table.panels = kTiles.panels;
-  table.panels_in_one_stream = kTiles.panels_in_one_stream;
-  table.tiles = kTiles.tiles;
+  table.panels_in_one_stream = kDotTiles<Dot, kStepBytes>.panels_in_one_stream;
   table.add_chunks = &AddChunks<typename Dot::D>;
   return table;
 }

@@ -80,13 +80,46 @@ enum class TileSums : uint8_t {
   kExact,
 };
 
-// The tiles of one set, up to as many rows as it has registers for.
-template <size_t kMaxRows>
+// The tiles of one set, up to as many rows as it has registers for. A Set says
+// which there are:
+//
+//   kMostRows              rows of the largest tile, or rows that smaller tiles
+//                          together take
+//   Has(rows, panels)      whether there is a tile of so many rows and panels,
+//                          which are powers of two, from one on without a gap
+//   kTile<rows, panels>    that tile
+template <class Set>
 struct Tiles {
-  size_t panels[kMaxRows + 1];
-  size_t panels_in_one_stream[kMaxRows + 1];
-  Tile tiles[kMaxRows + 1][4];
+  size_t panels[Set::kMostRows + 1];
+  size_t panels_in_one_stream[Set::kMostRows + 1];
+  Tile tiles[Set::kMostRows + 1][4];
 };
+
+// Adds the tiles from kRows and 2^kLog panels on.
+template <class Set, size_t kRows, size_t kLog>
+constexpr void AddTiles(Tiles<Set>& to) {
+  if constexpr (kRows <= Set::kMostRows) {
+    constexpr size_t kPanels = size_t{1} << kLog;
+    // Rows that are cut into smaller tiles have the panels of those.
+    if constexpr (kLog == 0) to.panels[kRows] = to.panels[kRows - 1];
+    if constexpr (kPanels <= kTilePanels && Set::Has(kRows, kPanels)) {
+      to.tiles[kRows][kLog] = Set::template kTile<kRows, kPanels>;
+      to.panels[kRows] = kPanels;
+      AddTiles<Set, kRows, kLog + 1>(to);
+    } else {
+      AddTiles<Set, kRows + 1, 0>(to);
+    }
+  }
+}
+
+template <class Set>
+constexpr Tiles<Set> MakeTiles() {
+  Tiles<Set> tiles = {};
+  AddTiles<Set, 1, 0>(tiles);
+  return tiles;
+}
+template <class Set>
+inline constexpr Tiles<Set> kTilesOf = MakeTiles<Set>();
 
 // One of Tiles, whatever its size. Arrays have max_rows + 1 elements.
 struct TileTable {
@@ -101,6 +134,16 @@ struct TileTable {
   const Tile (*tiles)[4];  // [rows][log2(panels)], up to the best
   void (*add_chunks)(const AddChunksArgs&);  // null where k is never divided
 };
+
+// The table of tiles that live for ever, without what kernels add besides.
+template <class Set>
+TileTable TableOf(const Tiles<Set>& tiles) {
+  TileTable table = {};
+  table.max_rows = Set::kMostRows;
+  table.panels = tiles.panels;
+  table.tiles = tiles.tiles;
+  return table;
+}
 
 }  // namespace quern
 

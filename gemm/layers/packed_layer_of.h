@@ -183,12 +183,11 @@ class PackedLayerOf final : public PackedLayer {
         arithmetic_.Finish(block, first, args, scratch.terms);
       };
       if constexpr (Arithmetic::kDecodes) {
-        const auto multiply =
-            [&](const uint32_t* packed, const TileRange& range, Sum* sums,
-                int64_t stride, int64_t part_stride, int worker) {
-              Multiply(product, packed, scratch.terms, worker, range, sums,
-                       stride, part_stride);
-            };
+        const auto multiply = [&](const uint32_t* packed,
+                                  const TileRange& range, const SumsAt<Sum>& to,
+                                  int worker) {
+          Multiply(product, packed, scratch.terms, worker, range, to);
+        };
         product.RunWith(scratch.product, executor, pack, multiply, finish);
       } else {
         product.Run(arithmetic_.weights().panels(), scratch.product, executor,
@@ -221,10 +220,9 @@ class PackedLayerOf final : public PackedLayer {
     const Terms terms = scratch.terms.From(block.first);
     product.MultiplyAllRows(
         panel, panel_end, scratch.product.SumsOf(worker),
-        [&](const TileRange& range, Sum* sums, int64_t stride,
-            int64_t part_stride) {
+        [&](const TileRange& range, const SumsAt<Sum>& to) {
           Multiply(product, scratch.product.RowsOf(block), terms, worker, range,
-                   sums, stride, part_stride);
+                   to);
         },
         [&](const SumsBlock<Sum>& sums) {
           arithmetic_.Finish(sums, block.first, args, terms);
@@ -244,19 +242,17 @@ class PackedLayerOf final : public PackedLayer {
             arithmetic_.parts(),     tile_count};
   }
 
-  // Overwrites the sums of the range, those of part p from sums + p *
-  // part_stride on.
+  // Overwrites the sums of the range, which are `to`.
   void Multiply(const Product& product, const uint32_t* a, const Terms& terms,
-                int worker, const TileRange& range, Sum* sums, int64_t stride,
-                int64_t part_stride) const {
+                int worker, const TileRange& range,
+                const SumsAt<Sum>& to) const {
     if constexpr (Arithmetic::kDecodes) {
       for (int64_t part = 0; part < arithmetic_.parts(); ++part) {
         arithmetic_.MultiplyPart(part, product, a, terms, worker, range,
-                                 sums + part * part_stride, stride);
+                                 to.sums + part * to.part_stride, to.stride);
       }
     } else {
-      product.MultiplyRange(arithmetic_.weights().panels(), a, range, sums,
-                            stride, part_stride);
+      product.MultiplyRange(arithmetic_.weights().panels(), a, range, to);
     }
   }
 

@@ -33,11 +33,9 @@ constexpr int64_t kParallelCopyBytes = 1 << 16;
 
 int64_t SizeInBytes(DType dtype) { return static_cast<int64_t>(SizeOf(dtype)); }
 
-AnyTensorView Rows(DType dtype, void* data, int64_t rows, int64_t cols,
-                   int64_t stride) {
-  return AnyTensorView(dtype, data, 2, {rows, cols}, {stride, 1});
-}
-AnyTensorView Rows(DType dtype, const void* data, int64_t rows, int64_t cols,
+// Data: uint8_t, or const uint8_t for rows that are only read.
+template <typename Data>
+AnyTensorView Rows(DType dtype, Data* data, int64_t rows, int64_t cols,
                    int64_t stride) {
   return AnyTensorView(dtype, data, 2, {rows, cols}, {stride, 1});
 }

@@ -73,15 +73,19 @@ struct PackedScratch {
   std::atomic<int64_t>* taken = nullptr;
 };
 
-// Sums of some rows and panels, for finish: of part p from sums + p *
+// Where sums of some rows and panels are: those of part p from sums + p *
 // part_stride on.
 template <typename Sum>
-struct SumsBlock {
-  int64_t row, rows;
-  int64_t col, cols;
-  const Sum* sums;
+struct SumsAt {
+  Sum* sums;
   int64_t stride;
   int64_t part_stride;
+};
+// Such sums for finish.
+template <typename Sum>
+struct SumsBlock : SumsAt<const Sum> {
+  int64_t row, rows;
+  int64_t col, cols;
 };
 
 template <typename Sum>
@@ -134,9 +138,8 @@ class PackedProduct {
   void Run(const uint8_t* b, const PackedScratch<Sum>& scratch,
            Executor& executor, const Pack& pack, const Finish& finish) const {
     const auto multiply = [&](const uint32_t* a, const TileRange& range,
-                              Sum* sums, int64_t stride, int64_t part_stride,
-                              int /*worker*/) {
-      MultiplyRange(b, a, range, sums, stride, part_stride);
+                              const SumsAt<Sum>& to, int /*worker*/) {
+      MultiplyRange(b, a, range, to);
     };
     const Division& division = scratch.division;
     if (division.k_pieces == 1) {
@@ -155,19 +158,19 @@ class PackedProduct {
       const int64_t end = range.chunk_end;
       for (; range.chunk < end; ++range.chunk) {
         range.chunk_end = range.chunk + 1;
-        multiply(scratch.a, range,
-                 scratch.sums + range.chunk * chunk_sums +
-                     tiles_.begin(range.tile) * stride +
-                     range.panel * kPanelCols,
-                 stride, part_stride, 0);
+        MultiplyRange(
+            b, scratch.a, range,
+            {scratch.sums + range.chunk * chunk_sums +
+                 tiles_.begin(range.tile) * stride + range.panel * kPanelCols,
+             stride, part_stride});
       }
     });
     AddChunks(scratch, multipliers, finish);
   }
 
   // Like Run, but the caller multiplies, all of k at a time: multiply(a, range,
-  // sums, stride, part_stride, worker) overwrites the sums of the range by the
-  // packed rows at `a`. `scratch` is of LayOutWholeK, or of LayOut where that
+  // to, worker) overwrites the sums of the range, which are `to`, by the packed
+  // rows at `a`. `scratch` is of LayOutWholeK, or of LayOut where that
   // does not divide k.
   template <typename Pack, typename Multiply, typename Finish>
   void RunWith(const PackedScratch<Sum>& scratch, Executor& executor,
@@ -182,10 +185,8 @@ class PackedProduct {
       MultiplyAndFinish(
           RangeOf(division, unit),
           scratch.sums + worker * unit_sums(tiles_.rows),
-          [&](const TileRange& range, Sum* sums, int64_t stride,
-              int64_t part_stride) {
-            multiply(scratch.a + worker * scratch.a_stride, range, sums, stride,
-                     part_stride, worker);
+          [&](const TileRange& range, const SumsAt<Sum>& to) {
+            multiply(scratch.a + worker * scratch.a_stride, range, to, worker);
           },
           finish);
     };
@@ -215,11 +216,9 @@ class PackedProduct {
     return a + tile * chunks_ * a_chunk() + (row - tiles_.begin(tile)) * pitch_;
   }
 
-  // Overwrites the sums of the range, those of part p from sums + p *
-  // part_stride on.
+  // Overwrites the sums of the range, which are `to`.
   void MultiplyRange(const uint8_t* b, const uint32_t* a,
-                     const TileRange& range, Sum* sums, int64_t stride,
-                     int64_t part_stride) const {
+                     const TileRange& range, const SumsAt<Sum>& to) const {
     TileLoop loop = {&table_,
                      a,
                      pitch_,
@@ -234,16 +233,14 @@ class PackedProduct {
       const bool last = part + 1 == parts_;
       loop.after_b = last ? b : loop.b + layout_.bytes();
       loop.after_panel = last ? range.panel_end : range.panel;
-      MultiplyPanels(loop, range, sums, stride);
+      MultiplyPanels(loop, range, to.sums + part * to.part_stride, to.stride);
       loop.b += layout_.bytes();
-      sums += part_stride;
     }
   }
 
-  // All rows and all k of panels [panel, panel_end): multiply(range, sums,
-  // stride, part_stride) and finish(block) by turns, for
-  // Division::MostPanels(rows) panels at a time. `sums` has unit_sums(rows), or
-  // that of more rows.
+  // All rows and all k of panels [panel, panel_end): multiply(range, to) and
+  // finish(block) by turns, for Division::MostPanels(rows) panels at a time.
+  // `sums` has unit_sums(rows), or that of more rows.
   template <typename Multiply, typename Finish>
   void MultiplyAllRows(int64_t panel, int64_t panel_end, Sum* sums,
                        const Multiply& multiply, const Finish& finish) const {
@@ -334,12 +331,11 @@ class PackedProduct {
   void MultiplyAndFinish(const TileRange& range, Sum* sums,
                          const Multiply& multiply, const Finish& finish) const {
     const int64_t stride = Division::MostPanels(tiles_.rows) * kPanelCols;
-    const int64_t part_stride = tiles_.rows * stride;
-    multiply(range, sums, stride, part_stride);
+    const SumsAt<Sum> to = {sums, stride, tiles_.rows * stride};
+    multiply(range, to);
     const int64_t row = tiles_.begin(range.tile);
     finish(BlockOf(range.panel, range.panel_end, row,
-                   tiles_.begin(range.tile_end) - row, sums, stride,
-                   part_stride));
+                   tiles_.begin(range.tile_end) - row, to));
   }
 
   // Where k is divided, once all sums are there. Columns, and rows where there
@@ -375,8 +371,8 @@ class PackedProduct {
         add.sums = sums + part * part_stride;
         table_.add_chunks(add);
       }
-      finish(BlockOf(panel, panel_end, row, row_end - row, sums, stride,
-                     part_stride));
+      finish(BlockOf(panel, panel_end, row, row_end - row,
+                     {sums, stride, part_stride}));
     });
   }
 
@@ -395,11 +391,10 @@ class PackedProduct {
   }
 
   SumsBlock<Sum> BlockOf(int64_t panel, int64_t panel_end, int64_t row,
-                         int64_t rows, const Sum* sums, int64_t stride,
-                         int64_t part_stride) const {
+                         int64_t rows, const SumsAt<Sum>& at) const {
     const int64_t col = panel * kPanelCols;
     const int64_t cols = std::min(panel_end * kPanelCols, layout_.n()) - col;
-    return {row, rows, col, cols, sums, stride, part_stride};
+    return {{at.sums, at.stride, at.part_stride}, row, rows, col, cols};
   }
 
   const VnniLayout& layout_;

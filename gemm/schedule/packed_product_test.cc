@@ -49,9 +49,9 @@ void StubTile(const TileArgs& t, size_t rows, size_t panels) {
   }
 }
 
-template <size_t kRows, size_t kLog>
+template <size_t kRows, size_t kPanels>
 void StubTileOf(const TileArgs& t) {
-  StubTile(t, kRows, size_t{1} << kLog);
+  StubTile(t, kRows, kPanels);
 }
 
 void StubAddChunks(const AddChunksArgs& args) {
@@ -67,32 +67,20 @@ void StubAddChunks(const AddChunksArgs& args) {
   }
 }
 
-constexpr size_t kStubRows = 14;
-
-template <size_t kRows>
-constexpr void FillStubs(Tiles<kStubRows>& stubs) {
-  if constexpr (kRows > 0) {
-    stubs.panels[kRows] = kRows < 4 ? 4 : 2;
-    stubs.tiles[kRows][0] = &StubTileOf<kRows, 0>;
-    stubs.tiles[kRows][1] = &StubTileOf<kRows, 1>;
-    stubs.tiles[kRows][2] = &StubTileOf<kRows, 2>;
-    FillStubs<kRows - 1>(stubs);
+struct StubTiles {
+  static constexpr size_t kMostRows = 14;
+  static constexpr bool Has(size_t rows, size_t panels) {
+    return panels <= (rows < 4 ? 4 : 2);
   }
-}
-constexpr Tiles<kStubRows> MakeStubs() {
-  Tiles<kStubRows> stubs = {};
-  FillStubs<kStubRows>(stubs);
-  return stubs;
-}
-constexpr Tiles<kStubRows> kStubs = MakeStubs();
+  template <size_t kRows, size_t kPanels>
+  static constexpr Tile kTile = &StubTileOf<kRows, kPanels>;
+};
 
 // `max_rows`: 14 with AVX-512, 6 with AVX2, 3 with vectors of 128 bits.
 TileTable StubTable(size_t max_rows) {
-  TileTable table = {};
+  TileTable table = TableOf(kTilesOf<StubTiles>);
   table.max_rows = max_rows;
   table.add_chunks = &StubAddChunks;
-  table.panels = kStubs.panels;
-  table.tiles = kStubs.tiles;
   return table;
 }
 
@@ -204,9 +192,8 @@ class PackedProductTest : public testing::Test {
       product.Run(b_.data(), scratch, executor, pack, finish);
     } else {
       const auto multiply = [&](const uint32_t* a, const TileRange& range,
-                                float* sums, int64_t stride,
-                                int64_t part_stride, int /*worker*/) {
-        product.MultiplyRange(b_.data(), a, range, sums, stride, part_stride);
+                                const SumsAt<float>& to, int /*worker*/) {
+        product.MultiplyRange(b_.data(), a, range, to);
       };
       product.RunWith(scratch, executor, pack, multiply, finish);
     }
@@ -293,7 +280,7 @@ TEST_F(PackedProductTest, EveryWorkerThatMultipliesPacksOneRow) {
         }
         ++with_shares;
         EXPECT_EQ(executor.regions, std::vector<int64_t>{shares_});
-        // Those that run first take what the next ones have left.
+        // Workers that run first take what the next ones have left.
         EXPECT_GE(rows, DivCeil(shares_, 4)) << Of(s, workers);
         for (int worker = 0; worker < workers; ++worker) {
           EXPECT_LE(packed_by_[static_cast<size_t>(worker)], 1)

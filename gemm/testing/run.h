@@ -289,7 +289,8 @@ class LinearTest : public IsaTest {
         << " " << plan.Explain(s.m);
   }
 
-  // The same of weights in blocks and rows that have few numbers.
+  // Expects the exact product of random integers: weights in blocks of the
+  // format, and rows that int8 represents.
   template <typename A, typename C>
   void ExpectExactBlocks(const LinearSpec& spec, BlockFormat format,
                          const Shape& s, Executor& executor) {

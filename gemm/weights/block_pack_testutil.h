@@ -89,6 +89,7 @@ void ForEachPacked(const BlockPanels& layout, const FileColumn* file,
     if (codes.scales == BlockScales::kF16) continue;
     compare(got.M(b), there ? file->Half(k, 1) : 0, b);
   }
+  if (ScaleLine(codes) == 0) return;
   if (!whole && codes.scales != BlockScales::kE8M0) return;
   const bool mins = codes.scales == BlockScales::kBytesAndMins ||
                     codes.scales == BlockScales::kNibbles;

@@ -15,6 +15,7 @@
 //   kBytes          d * s[b]            0        s[b] in [-128, 127]
 //   kBytesAndMins   d * s[b]            m * t[b]
 //   kNibbles        d * s[b]            m * t[b]
+//   kRecordF16      d                   0
 //
 // A table gives value(u); else it is u, which the packed form holds as such, or
 // of 8 bits in two's complement.
@@ -77,6 +78,8 @@ constexpr BlockTraits BlockTraitsOf(BlockFormat format) {
       return {{4, 0, 32, S::kF16}, T::kIQ4, 0, 0};
     case BlockFormat::kIQ4_XS:
       return {{4, 0, 32, S::kBytes}, T::kIQ4, 0, 0};
+    case BlockFormat::kTQ2_0:
+      return {{2, 0, 32, S::kRecordF16}, T::kNone, 1, 3};
     case BlockFormat::kMXFP4:
       break;
   }
@@ -130,20 +133,6 @@ struct alignas(64) DecodedRecord {
 };
 static_assert(sizeof(DecodedRecord) % BlockPanels::kLineBytes == 0,
               "a record ends where a line does");
-
-// Calls fn(std::integral_constant<BlockFormat, f>()) with the f that is
-// `format`, among the formats with blocks of 32 values, or of 256. Kernels of
-// each are a file of their own, because they take long to compile.
-template <class Fn>
-auto WithBlock32Format(BlockFormat format, const Fn& fn) {
-  return block_fields::WithFormatOf<32>(block_fields::BlockFormatList(), format,
-                                        fn);
-}
-template <class Fn>
-auto WithBlock256Format(BlockFormat format, const Fn& fn) {
-  return block_fields::WithFormatOf<256>(block_fields::BlockFormatList(),
-                                         format, fn);
-}
 
 }  // namespace quern
 

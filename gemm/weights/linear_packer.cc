@@ -17,6 +17,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/weights/block_pack.h"
 #include "quern/gemm/weights/code_type.h"
 #include "quern/gemm/weights/linear_sources.h"
 #include "quern/gemm/weights/packed_form.h"
@@ -44,35 +45,6 @@ void CopyMatrix(const AnyTensorView& from, const AnyTensorView& to,
         static_cast<size_t>(from.extent(1) * size));
   });
 }
-
-// Where a column of b comes from.
-struct Column {
-  size_t source;
-  int64_t n;  // the column of that source
-};
-
-class Columns {
- public:
-  Columns(absl::Span<const LinearSource> sources, int64_t n) {
-    for (const LinearSource& source : sources) {
-      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + ColumnsOf(source));
-    }
-    ends_.back() = n;
-  }
-  size_t sources() const { return ends_.size(); }
-  int64_t begin(size_t source) const {
-    return source == 0 ? 0 : ends_[source - 1];
-  }
-  int64_t end(size_t source) const { return ends_[source]; }
-  Column At(int64_t n) const {
-    const auto source = static_cast<size_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), n) - ends_.begin());
-    return {source, n - begin(source)};
-  }
-
- private:
-  std::vector<int64_t> ends_;
-};
 
 // Columns [first, first + count) of a source, from `col` of a part on.
 struct Segment {
@@ -109,7 +81,7 @@ class Packer {
     if (form_.bias != 0) PackBias();
     switch (spec_.format) {
       case WeightFormat::kBlocks:
-        PackBlockSources(spec_, form_, sources_, to_, executor_);
+        PackBlocks();
         return absl::OkStatus();
       case WeightFormat::kE4M3Block:
         PackE4M3();
@@ -132,6 +104,9 @@ class Packer {
   T* Section(int64_t offset) const {
     return reinterpret_cast<T*>(to_ + offset);
   }
+  uint8_t* PanelsOfPart(int64_t part) const {
+    return to_ + form_.panels + part * form_.part_bytes;
+  }
 
   void PackBias() const {
     for (size_t i = 0; i < sources_.size(); ++i) {
@@ -149,8 +124,8 @@ class Packer {
 
   absl::Status PackVnni() const {
     for (int64_t part = 0; part < form_.parts; ++part) {
-      QUERN_RETURN_IF_ERROR(PackVnniPart(
-          part * form_.part_n, to_ + form_.panels + part * form_.part_bytes));
+      QUERN_RETURN_IF_ERROR(
+          PackVnniPart(part * form_.part_n, PanelsOfPart(part)));
     }
     if (spec_.format != WeightFormat::kI8Channel) return absl::OkStatus();
     for (size_t i = 0; i < sources_.size(); ++i) {
@@ -227,15 +202,42 @@ class Packer {
     auto* sums = Section<int32_t>(form_.sums);
     for (int64_t part = 0; part < form_.parts; ++part) {
       compensation.FromPanels(
-          {Section<const int8_t>(form_.panels + part * form_.part_bytes),
-           kPanelCols, form_.panel_bytes},
+          {reinterpret_cast<const int8_t*>(PanelsOfPart(part)), kPanelCols,
+           form_.panel_bytes},
           DenseVector(sums + part * form_.part_n, form_.part_n), executor_);
     }
     for (int64_t n = 0; n < spec_.n; ++n) sums[n] /= 128;  // exact
     return absl::OkStatus();
   }
 
-  // ---- codes in groups
+  // ---- blocks, and codes in groups
+
+  void PackBlocks() const {
+    BlockPackSpec pack_spec;
+    pack_spec.format = spec_.block_format;
+    pack_spec.n = form_.part_n;
+    pack_spec.k = spec_.k;
+    PackRowsBy(BlockPackPlan::Create(pack_spec));
+  }
+
+  // Packs each part from the rows of its columns.
+  template <typename Plan>
+  void PackRowsBy(const absl::StatusOr<Plan>& plan) const {
+    QUERN_CHECK(plan.ok());  // PackedForm has laid it out
+    std::vector<const uint8_t*> rows;
+    for (const LinearSource& source : sources_) {
+      const Rows<uint8_t> of_source(source.codes);
+      for (int64_t n = 0; n < ColumnsOf(source); ++n) {
+        rows.push_back(of_source[n]);
+      }
+    }
+    const auto n = static_cast<size_t>(form_.part_n);
+    for (int64_t part = 0; part < form_.parts; ++part) {
+      plan->Pack(
+          absl::MakeConstSpan(rows).subspan(static_cast<size_t>(part) * n, n),
+          PanelsOfPart(part), executor_);
+    }
+  }
 
   template <typename T>
   std::vector<Rows<T>> RowsOf(AnyTensorView LinearSource::*view) const {
@@ -244,18 +246,22 @@ class Packer {
     return rows;
   }
 
+  CodeLayout CodesOfPart() const {
+    const auto layout = CodeLayout::Create(BitsOf(CodesOf(spec_.format)),
+                                           spec_.k, form_.part_n);
+    QUERN_CHECK(layout.ok());  // PackedForm has laid it out
+    return *layout;
+  }
+
   // code_at(column, k).
   template <typename CodeAt>
   void PackPanels(const CodeAt& code_at) const {
-    const CodeType codes = CodesOf(spec_.format);
-    const auto part_layout =
-        CodeLayout::Create(BitsOf(codes), spec_.k, form_.part_n);
-    QUERN_CHECK(part_layout.ok());  // PackedForm has laid it out
+    const CodeLayout part_layout = CodesOfPart();
     for (int64_t part = 0; part < form_.parts; ++part) {
       PackCodes(
-          *part_layout, ZeroCode(codes),
+          part_layout, ZeroCode(CodesOf(spec_.format)),
           [&](int64_t n) { return columns_.At(part * form_.part_n + n); },
-          code_at, to_ + form_.panels + part * form_.part_bytes, executor_);
+          code_at, PanelsOfPart(part), executor_);
     }
   }
 
@@ -282,16 +288,10 @@ class Packer {
 
   // Rows of codes, a byte each, one for each column.
   void PackRows() const {
-    const CodeType codes = CodesOf(spec_.format);
-    const auto part_layout =
-        CodeLayout::Create(BitsOf(codes), spec_.k, form_.part_n);
-    QUERN_CHECK(part_layout.ok());  // PackedForm has laid it out
     CodePackSpec pack_spec;
-    pack_spec.layout = *part_layout;
-    pack_spec.fill = ZeroCode(codes);
-    const auto plan = CodePackPlan::Create(pack_spec);
-    QUERN_CHECK(plan.ok());  // CheckSources has seen the rows
-    PackParts(*plan, form_, sources_, to_, executor_);
+    pack_spec.layout = CodesOfPart();
+    pack_spec.fill = ZeroCode(CodesOf(spec_.format));
+    PackRowsBy(CodePackPlan::Create(pack_spec));
   }
 
   void PackE4M3() const {

@@ -117,6 +117,10 @@ class SourceCheck {
                            WeightFormatName(spec_.format), " in ",
                            WeightLayoutName(source_.layout), " has none");
   }
+  absl::Status NoZerosAndOrder() const {
+    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
+    return None("g_idx", source_.g_idx);
+  }
 
   absl::Status CheckBias() const {
     if (source_.bias.rank() == 0) return absl::OkStatus();
@@ -127,8 +131,7 @@ class SourceCheck {
     const bool nk = source_.layout == WeightLayout::kNK;
     QUERN_RETURN_IF_ERROR(
         Codes(FloatOrI8(spec_.format), {nk ? n_ : spec_.k, nk ? spec_.k : n_}));
-    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
-    QUERN_RETURN_IF_ERROR(None("g_idx", source_.g_idx));
+    QUERN_RETURN_IF_ERROR(NoZerosAndOrder());
     if (spec_.format != WeightFormat::kI8Channel) {
       return None("scales", source_.scales);
     }
@@ -144,15 +147,13 @@ class SourceCheck {
     QUERN_RETURN_IF_ERROR(Codes(DType::kF8E4M3, {n_, spec_.k}));
     QUERN_RETURN_IF_ERROR(Matrix("scales", source_.scales, DType::kF32,
                                  {DivCeil(n_, source_.block_n), groups_}));
-    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
-    return None("g_idx", source_.g_idx);
+    return NoZerosAndOrder();
   }
 
   absl::Status CheckBlocks() const {
     QUERN_RETURN_IF_ERROR(Codes(DType::kU8, {n_, BlockRowBytes(spec_)}));
     QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
-    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
-    return None("g_idx", source_.g_idx);
+    return NoZerosAndOrder();
   }
 
   absl::Status CheckGroupScales() const {
@@ -164,8 +165,7 @@ class SourceCheck {
 
   absl::Status CheckI8() const {
     QUERN_RETURN_IF_ERROR(Codes(DType::kI8, {n_, spec_.k}));
-    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
-    return None("g_idx", source_.g_idx);
+    return NoZerosAndOrder();
   }
 
   absl::Status CheckI4() const {

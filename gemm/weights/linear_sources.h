@@ -62,33 +62,35 @@ inline int64_t ColumnsOf(const LinearSource& source) {
   }
 }
 
-// The first code of each column of all sources, whose layouts have a row of
-// bytes for each column.
-inline std::vector<const uint8_t*> RowsOfCodes(
-    absl::Span<const LinearSource> sources) {
-  std::vector<const uint8_t*> rows;
-  for (const LinearSource& source : sources) {
-    const Rows<uint8_t> of_source(source.codes);
-    for (int64_t n = 0; n < ColumnsOf(source); ++n) {
-      rows.push_back(of_source[n]);
-    }
-  }
-  return rows;
-}
+// Where a column of b comes from.
+struct Column {
+  size_t source;
+  int64_t n;  // the column of that source
+};
 
-// Packs each part of the form from the rows of its columns.
-template <typename Plan>
-void PackParts(const Plan& plan, const PackedForm& form,
-               absl::Span<const LinearSource> sources, uint8_t* to,
-               Executor& executor) {
-  const std::vector<const uint8_t*> rows = RowsOfCodes(sources);
-  const auto n = static_cast<size_t>(form.part_n);
-  for (int64_t part = 0; part < form.parts; ++part) {
-    plan.Pack(
-        absl::MakeConstSpan(rows).subspan(static_cast<size_t>(part) * n, n),
-        to + form.panels + part * form.part_bytes, executor);
+// The columns of all sources, one source after the other; `n` in all.
+class Columns {
+ public:
+  Columns(absl::Span<const LinearSource> sources, int64_t n) {
+    for (const LinearSource& source : sources) {
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + ColumnsOf(source));
+    }
+    ends_.back() = n;
   }
-}
+  size_t sources() const { return ends_.size(); }
+  int64_t begin(size_t source) const {
+    return source == 0 ? 0 : ends_[source - 1];
+  }
+  int64_t end(size_t source) const { return ends_[source]; }
+  Column At(int64_t n) const {
+    const auto source = static_cast<size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), n) - ends_.begin());
+    return {source, n - begin(source)};
+  }
+
+ private:
+  std::vector<int64_t> ends_;
+};
 
 // Checks every view of every source.
 absl::Status CheckSources(const LinearWeightsSpec& spec,
@@ -99,11 +101,6 @@ absl::Status CheckSources(const LinearWeightsSpec& spec,
 // order of k itself.
 absl::StatusOr<std::vector<int32_t>> OrderOf(
     const LinearWeightsSpec& spec, absl::Span<const LinearSource> sources);
-
-// PackSources for kBlocks, but for the bias.
-void PackBlockSources(const LinearWeightsSpec& spec, const PackedForm& form,
-                      absl::Span<const LinearSource> sources, uint8_t* to,
-                      Executor& executor);
 
 // Writes every section but the order of the packed form that begins at `to`.
 // Where sources meet inside a panel, it needs memory for a copy of that panel:

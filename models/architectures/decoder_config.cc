@@ -170,7 +170,7 @@ std::string FileAndSupported(const GgufFile& file) {
   return absl::StrCat("; the file is ", file.Describe(), "; supported are ",
                       ArchitectureNames("and"),
                       " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, "
-                      "IQ4_XS and MXFP4");
+                      "IQ4_XS, TQ2_0 and MXFP4");
 }
 
 absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,

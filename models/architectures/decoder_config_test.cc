@@ -183,7 +183,8 @@ TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
       "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
       "Q8_0 and F32; supported are " +
       ArchitectureNames("and") +
-      " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS and MXFP4";
+      " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS, TQ2_0 and "
+      "MXFP4";
   EXPECT_EQ(
       message([](GgufWriter& w) {
         w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,

@@ -84,8 +84,8 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   }
   for (const GgufTensorType type :
        {GgufTensorType::kQ2_K, GgufTensorType::kQ3_K, GgufTensorType::kQ4_K,
-        GgufTensorType::kQ5_K, GgufTensorType::kQ6_K,
-        GgufTensorType::kIQ4_XS}) {
+        GgufTensorType::kQ5_K, GgufTensorType::kQ6_K, GgufTensorType::kIQ4_XS,
+        GgufTensorType::kTQ2_0}) {
     SmallDecoder shape = Tiny("llama", type);
     shape.hidden = shape.ffn = 256;
     shape.q_heads = 8;
@@ -217,7 +217,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are " +
              ArchitectureNames("and") +
-             " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS and MXFP4");
+             " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS, TQ2_0 and "
+             "MXFP4");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse(

@@ -41,7 +41,7 @@ TEST_F(DecoderLimitsTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
        {"decoder: loading takes up to 1718",
         "17179869184 of the rotary table for ",
         "context=32768, rope.dimension_count=65536; need at most max_bytes=28",
-        ", which is 268435456 + 37 times the file's "}) {
+        ", which is 268435456 + 47 times the file's "}) {
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
   }
   DecoderOptions options;

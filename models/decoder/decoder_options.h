@@ -61,11 +61,11 @@ absl::string_view DecoderActivationsName(DecoderActivations activations);
 
 struct DecoderOptions {
   // Bytes of memory for each byte of the file where max_bytes is 0. The most is
-  // needed by a file wholly in Q2_K, 84 bytes for 256 weights, that is loaded
+  // needed by a file wholly in TQ2_0, 66 bytes for 256 weights, that is loaded
   // as f32 and whose largest matrix is an embedding that gives the logits too:
   // three copies, the table, the packed matrix, and the one that is being
-  // packed. 3 * 4 * 256 / 84 = 36.6.
-  static constexpr int64_t kBytesOfFileByte = 37;
+  // packed. 3 * 4 * 256 / 66 = 46.5.
+  static constexpr int64_t kBytesOfFileByte = 47;
 
   DecoderWeights weights = DecoderWeights::kAsInFile;
   // nullopt: DefaultActivations(weights).

@@ -183,7 +183,7 @@ TEST(DecoderBytesTest, TheDefaultHoldsATiedEmbeddingInEveryFormat) {
   }
   TestRng rng;
   SmallDecoder shape;
-  shape.type = GgufTensorType::kQ2_K;
+  shape.type = GgufTensorType::kTQ2_0;
   shape.output = false;
   shape.vocab = 4096;
   shape.layers = 1;

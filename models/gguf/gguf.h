@@ -82,6 +82,7 @@ enum class GgufTensorType : uint32_t {
   kIQ4_NL = static_cast<uint32_t>(BlockFormat::kIQ4_NL),
   kIQ4_XS = static_cast<uint32_t>(BlockFormat::kIQ4_XS),
   kBF16 = 30,
+  kTQ2_0 = static_cast<uint32_t>(BlockFormat::kTQ2_0),
   kMXFP4 = static_cast<uint32_t>(BlockFormat::kMXFP4),
 };
 

@@ -24,7 +24,7 @@ namespace {
 constexpr char kSupported[] =
     "); need F32 (0), F16 (1), Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 "
     "(8), Q2_K (10), Q3_K (11), Q4_K (12), Q5_K (13), Q6_K (14), IQ4_NL (20), "
-    "IQ4_XS (23), BF16 (30) or MXFP4 (39); the file is GGUF 3";
+    "IQ4_XS (23), BF16 (30), TQ2_0 (35) or MXFP4 (39); the file is GGUF 3";
 
 GgufTensorType TypeOf(const BlockFormatInfo& info) {
   return static_cast<GgufTensorType>(info.format);
@@ -113,7 +113,8 @@ TEST(GgufBlocksTest, LongRowsDoNotOverflowTheBytesOfAPart) {
   };
   for (const GgufTensorType type :
        {GgufTensorType::kF32, GgufTensorType::kBF16, GgufTensorType::kQ8_0,
-        GgufTensorType::kQ2_K, GgufTensorType::kMXFP4}) {
+        GgufTensorType::kQ2_K, GgufTensorType::kTQ2_0,
+        GgufTensorType::kMXFP4}) {
     SCOPED_TRACE(GgufTensorTypeName(type));
     const GgufTensor t = tensor(type);
     EXPECT_EQ(GgufFile::PartBytes(t, {0, kRows, 0, kCols}), t.bytes);

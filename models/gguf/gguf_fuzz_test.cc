@@ -42,7 +42,7 @@ bool Exercise(const uint8_t* data, size_t size) {
                                     {0, tensor.rows(), 0, tensor.cols()},
                                     absl::MakeSpan(raw))
                     .ok());
-    // No format has four elements per byte (Q2_K has 3.05), so a small file
+    // No format has four elements per byte (TQ2_0 has 3.88), so a small file
     // cannot make the test allocate much.
     EXPECT_LT(tensor.elements, 4 * tensor.bytes);
     std::vector<float> values(static_cast<size_t>(tensor.elements));

@@ -98,8 +98,8 @@ std::vector<Refusal> Refusals() {
       {"tensor type", with_tensor({32}, 9, 0), Code::kUnimplemented,
        "tensor 't' has type=9 (Q8_1); need F32 (0), F16 (1), Q4_0 (2), Q4_1 "
        "(3), Q5_0 (6), Q5_1 (7), Q8_0 (8), Q2_K (10), Q3_K (11), Q4_K (12), "
-       "Q5_K (13), Q6_K (14), IQ4_NL (20), IQ4_XS (23), BF16 (30) or MXFP4 "
-       "(39); the file is GGUF 3"},
+       "Q5_K (13), Q6_K (14), IQ4_NL (20), IQ4_XS (23), BF16 (30), TQ2_0 (35) "
+       "or MXFP4 (39); the file is GGUF 3"},
       {"tensor type of a known model",
        GgufWriter()
                .Key("general.architecture", "phi3")
@@ -108,7 +108,7 @@ std::vector<Refusal> Refusals() {
                .Finish() +
            std::string(128, '\0'),
        Code::kUnimplemented,
-       "(30) or MXFP4 (39); the file is GGUF 3 of architecture 'phi3', name "
+       "(35) or MXFP4 (39); the file is GGUF 3 of architecture 'phi3', name "
        "'Phi \\x01'"},
       {"partial block", with_tensor({33}, 8, 0), Code::kInvalidArgument,
        "dims[0]=33; need a multiple of 32, as Q8_0 has blocks"},

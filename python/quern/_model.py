@@ -21,7 +21,7 @@ class Model(Object):
     in the file; "as_in_file" is its older name), "bf16", "f32" or "int8". activations: what matrices in
     blocks multiply: rows that become "int8", or "exact" ones, which is slower; None: "int8" with weights as
     in the file, else "exact". The defaults are those of examples/generate. max_context bounds the length of
-    a sequence; 0: 32768. max_bytes bounds the memory of loading; 0: 256 MiB and 37 times the file.
+    a sequence; 0: 32768. max_bytes bounds the memory of loading; 0: 256 MiB and 47 times the file.
     packed_path: a file of packed matrices, which is read if it exists and written if it does not.
     progress(done, total) is called while the weights are read; what it raises ends the loading, and so does
     KeyboardInterrupt. executor: threads of loading and, unless another is given, of generating; None: a pool

@@ -30,7 +30,7 @@ struct ByteLimit {
   }
 
   // The end of a refusal, such as "need at most max_bytes=268444928, which is
-  // 268435456 + 37 times the file's 256 bytes".
+  // 268435456 + 47 times the file's 256 bytes".
   std::string Need() const {
     const std::string need =
         absl::StrFormat("need at most max_bytes=%.0f", bytes());
