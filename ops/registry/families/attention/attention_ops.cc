@@ -230,6 +230,8 @@ absl::Status AddAttention(OpRegistry& registry) {
              {&AttentionSpec::q_heads}, DType::kF32)
       .Maybe("sinks", &AttentionArgs::sinks, {&AttentionSpec::q_heads},
              DType::kF32)
+      .MaybeInOut("lse", &AttentionArgs::lse, {kRows, &AttentionSpec::q_heads},
+                  DType::kF32)
       .Object<const KvLayout>("layout")
       .Object<const AttentionStep>("step")
       .Attr("scale", 0.0, &AttentionSpec::scale)
