@@ -461,7 +461,8 @@ constexpr Doc kDocs[] = {
      "; out[tokens, q_heads, v_head_dim] has out_dtype (\"\": query's).\n"
      "cache is the pages of layout (quern.KvCache.pages), step says which "
      "sequences there are\n(quern.Schedule); alibi_slopes and sinks "
-     "f32[q_heads]. scale 0: 1 / sqrt(head_dim).\n"},
+     "f32[q_heads]. scale 0: 1 / sqrt(head_dim). lse f32[tokens, q_heads] "
+     "is written, if given:\nlog of the sum over t of exp(scale q . k).\n"},
     {"parallel_lm_head",
      "out = hidden weight^T + bias. hidden[.., k], weight[vocab + added, k], "
      "bias[vocab + added] are\n" FLOATS "; out[.., vocab + added].\n" RANKS},
