@@ -69,11 +69,11 @@ class MergeStatesPlan {
   absl::Status CheckArgs(const MergeStatesArgs& args) const;
 
   // Writes all of out and, if given, lse. Strides are any that are not
-  // negative, but for the last one, which is 1. out may be a.out or b.out (the same address and strides,
-  // types of one size) and lse may be a.lse or b.lse; else they overlap
-  // nothing. Allocates nothing; safe to call concurrently; a row is computed by
-  // one worker, and its bits depend on the row alone. Cost: each part is read
-  // and out is written, once.
+  // negative, but for the last one, which is 1. out may be a.out or b.out (the
+  // same address and strides, types of one size) and lse may be a.lse or b.lse;
+  // else they overlap nothing. Allocates nothing; safe to call concurrently; a
+  // row is computed by one worker, and its bits depend on the row alone. Cost:
+  // each part is read and out is written, once.
   void Execute(const MergeStatesArgs& args, Executor& executor) const noexcept;
 
  private:

@@ -408,8 +408,8 @@ constexpr Doc kDocs[] = {
      "output = (exp(prefix_lse) prefix_output + exp(suffix_lse) "
      "suffix_output) / exp(output_lse),\noutput_lse = log(exp(prefix_lse) + "
      "exp(suffix_lse)); -inf or +inf: a part without keys\n"
-     "output, prefix_output and suffix_output[tokens, heads, head_dim] are "
-     FLOATS "; each lse is f32[heads,\ntokens]. Tokens from "
+     "output, prefix_output and suffix_output[tokens, heads, head_dim] "
+     "are " FLOATS "; each lse is f32[heads,\ntokens]. Tokens from "
      "prefill_tokens_with_context on have no prefix; -1: all have one.\n"},
     {"merge_states",
      "out = (exp(a_lse) a + exp(b_lse) b) / exp(lse), lse = log(exp(a_lse) + "

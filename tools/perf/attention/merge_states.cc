@@ -113,9 +113,8 @@ class MergeStates final : public Op {
   MergeStatesArgs MakeArgs(int64_t set) {
     const int64_t heads = spec().heads, dim = spec().head_dim;
     const auto state = [&](Part& part) {
-      return AnyTensorView(
-          spec().dtype, static_cast<void*>(part.out.at(set)), 3,
-          {tokens_, heads, dim}, {heads * dim, dim, 1});
+      return AnyTensorView(spec().dtype, static_cast<void*>(part.out.at(set)),
+                           3, {tokens_, heads, dim}, {heads * dim, dim, 1});
     };
     const auto lse = [&](Part& part) -> AnyTensorView {
       return spec().lse_by_head

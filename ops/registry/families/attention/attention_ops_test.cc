@@ -239,10 +239,7 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       Floats want_lse(kTokens * kQueryHeads), lse(want_lse.size(), 99);
       auto memory = AlignedBuffer::Create(
           *plan->WorkspaceBytes(step_.schedule, two->num_workers()));
-      plan->Execute({query,
-                     cache.Layer(0),
-                     step_.pages,
-                     step_.schedule,
+      plan->Execute({query, cache.Layer(0), step_.pages, step_.schedule,
                      view(c.out, out_dim, want.data()),
                      DenseMatrix(want_lse.data(), kTokens, kQueryHeads),
                      c.alibi ? slopes : absl::Span<const float>(),
@@ -274,8 +271,7 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       }
       Run(Make("simd", "paged_attention", args), named);
       EXPECT_EQ(got, want);
-      args.emplace_back("lse",
-                        TensorMeta{DType::kF32, {kTokens, kQueryHeads}});
+      args.emplace_back("lse", TensorMeta{DType::kF32, {kTokens, kQueryHeads}});
       named.emplace_back("lse", DenseMatrix(lse.data(), kTokens, kQueryHeads));
       Run(Make("simd", "paged_attention", args), named);
       EXPECT_EQ(got, want);

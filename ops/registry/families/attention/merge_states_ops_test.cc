@@ -146,8 +146,8 @@ class MergeStatesOpsTest : public OpFixture {
   static void ExpectNear(const Size& s, const Parts<T>& p) {
     std::vector<double> want, want_lse;
     for (size_t r = 0; r < p.a_lse.size(); ++r) {
-      const bool merged = s.a_tokens < 0 ||
-                          static_cast<int64_t>(r) < s.a_tokens * s.heads;
+      const bool merged =
+          s.a_tokens < 0 || static_cast<int64_t>(r) < s.a_tokens * s.heads;
       const double a = merged ? double{p.a_lse[r]} : double{-kInf};
       const double b = double{p.b_lse[r]};
       const double lse =
@@ -296,8 +296,10 @@ TEST_P(MergeStatesOpsTest, WritesOverAPartAndNeedsNoLse) {
         b_lse[h * 3 + t] = parts.b_lse[t * 70 + h];
       }
     }
-    NamedArgs args = {{"output", state},        {"prefix_output", state},
-                      {"prefix_lse", lse},      {"suffix_output", state},
+    NamedArgs args = {{"output", state},
+                      {"prefix_output", state},
+                      {"prefix_lse", lse},
+                      {"suffix_output", state},
                       {"suffix_lse", lse}};
     std::vector<NamedTensor> named = {
         {"output", View(got.a, s)},
@@ -337,7 +339,8 @@ TEST_P(MergeStatesOpsTest, Refusals) {
     bool found = false;
     for (const auto& arg : good) {
       found = found || arg.first == name;
-      args.push_back(arg.first == name ? NamedArgs::value_type{name, value} : arg);
+      args.push_back(arg.first == name ? NamedArgs::value_type{name, value}
+                                       : arg);
     }
     if (!found) args.emplace_back(name, value);
     ExpectRefusal(ops.Make("merge_attn_states", args).status(), code, words);
