@@ -227,7 +227,7 @@ TEST_P(MergeStatesOpsTest, PartsWithoutKeys) {
       for (const bool by_head : {false, true}) {
         Parts<float> p = Random<float>(s);
         const std::vector<float> a = p.a, b = p.b;
-        // Of the four heads of each token: both, a alone, b alone, neither.
+        // Each token has four heads: with both, a alone, b alone, neither.
         for (size_t t = 0; t < 2; ++t) {
           p.b_lse[4 * t + 1] = none;
           p.a_lse[4 * t + 2] = none;
