@@ -120,7 +120,7 @@ def _fake_drafts(A_log, dt_bias, q, k, v, *rest, **given):
 
 
 def _fake_chunks(query, key, value, g, beta, initial_state, *rest, **given):
-    return value.new_empty(value.shape), torch.empty_like(initial_state)
+    return value.new_empty(value.shape), initial_state
 
 
 def _fake_pack(weight):
