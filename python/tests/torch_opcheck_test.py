@@ -125,7 +125,7 @@ def own_calls():
         "draft_token_ids": torch.tensor([1, 2, 3, 4]), "bonus_token_ids": torch.tensor([[5], [6], [7]]),
     }
     probs = {"target_probs": torch.rand(4, 8), "draft_probs": torch.rand(4, 8)}
-    packed = torch.ops.sgl_kernel.convert_weight_packed(torch.randint(-9, 9, (32, 64), dtype=torch.int8))
+    packed = torch.ops.quern.convert_weight_packed(torch.randint(-9, 9, (32, 64), dtype=torch.int8))
     calls = {
         "adjust_logits": {"logits": wide, "repetition": torch.full((4,), 1.5), "prompt_ids": slots,
                           "prompt_starts": _starts(0, 1, 2, 3, 4)},
