@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -32,12 +33,48 @@ int64_t ByteStride(const AnyTensorView& view, int dimension) {
   return view.stride(dimension) * static_cast<int64_t>(SizeOf(view.dtype()));
 }
 
+// The log-sum-exps of up to kWeights heads of a token, one after another.
+class LseRow {
+ public:
+  LseRow(const AnyTensorView& view, bool by_head, int64_t token, int64_t first,
+         int64_t heads)
+      : data_(static_cast<float*>(const_cast<void*>(view.data()))),
+        step_(by_head ? view.stride(0) : 1),
+        heads_(heads) {
+    data_ += by_head ? first * step_ + token : token * view.stride(0) + first;
+  }
+
+  // Where they lie: in the view, or in `copy`, which has room for them.
+  const float* Read(float* copy) const {
+    if (step_ == 1 || heads_ == 1) return data_;
+    for (int64_t h = 0; h < heads_; ++h) copy[h] = data_[h * step_];
+    return copy;
+  }
+  // Where to write them, before Wrote is called.
+  float* Place(float* copy) const {
+    return step_ == 1 || heads_ == 1 ? data_ : copy;
+  }
+  void Wrote(const float* copy) const {
+    if (copy == data_) return;
+    for (int64_t h = 0; h < heads_; ++h) data_[h * step_] = copy[h];
+  }
+
+ private:
+  float* data_;
+  int64_t step_;  // from head to head
+  int64_t heads_;
+};
+
 }  // namespace
 
 absl::StatusOr<MergeStatesPlan> MergeStatesPlan::Create(
     const MergeStatesSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads", spec.heads, 1, kMax));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", spec.head_dim, 1, kMax));
+  if (spec.a_tokens < -1) {
+    return InvalidArgument(kOp, "a_tokens=", spec.a_tokens,
+                           "; need -1 or a number of tokens");
+  }
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
@@ -48,20 +85,27 @@ absl::Status MergeStatesPlan::CheckArgs(const MergeStatesArgs& args) const {
   const int64_t tokens = args.a.out.extent(0);
   const int64_t heads = spec_.heads;
   const int64_t dim = spec_.head_dim;
-  const bool with_lse = args.lse.data() != nullptr;
+  const bool with_lse = args.lse.rank() != 0;
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "a.out", args.a.out, spec_.dtype,
                                    {kAnyExtent, heads, dim}));
+  if (spec_.a_tokens > tokens) {
+    return InvalidArgument(kOp, "a_tokens=", spec_.a_tokens, "; need at most ",
+                           tokens, ", the tokens");
+  }
+  const int64_t by_token[] = {tokens, heads}, by_head[] = {heads, tokens};
+  const absl::Span<const int64_t> lse_extents =
+      spec_.lse_by_head ? by_head : by_token;
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "a.lse", args.a.lse, DType::kF32, {tokens, heads}));
+      CheckInput(kOp, "a.lse", args.a.lse, DType::kF32, lse_extents));
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "b.out", args.b.out, spec_.dtype, {tokens, heads, dim}));
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "b.lse", args.b.lse, DType::kF32, {tokens, heads}));
+      CheckInput(kOp, "b.lse", args.b.lse, DType::kF32, lse_extents));
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kOp, "out", args.out, spec_.out_dtype, {tokens, heads, dim}));
   if (with_lse) {
     QUERN_RETURN_IF_ERROR(
-        CheckOutput(kOp, "lse", args.lse, DType::kF32, {tokens, heads}));
+        CheckOutput(kOp, "lse", args.lse, DType::kF32, lse_extents));
     QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", args.out, "lse", args.lse));
   }
   const struct {
@@ -95,18 +139,30 @@ void MergeStatesPlan::Execute(const MergeStatesArgs& args,
   const int64_t per_task =
       std::max(DivCeil(tokens, int64_t{4} * executor.num_workers()),
                DivCeil(kTaskElements, spec_.heads * spec_.head_dim));
+  const int64_t a_tokens = spec_.a_tokens < 0 ? tokens : spec_.a_tokens;
+  const bool with_lse = args.lse.rank() != 0;
   executor.ParallelFor(DivCeil(tokens, per_task), [&](int64_t task, int) {
-    float weight_a[kWeights];
-    float weight_b[kWeights];
+    float lse_a[kWeights], lse_b[kWeights], lse_out[kWeights];
+    float weight_a[kWeights], weight_b[kWeights];
     const int64_t begin = task * per_task;
     const int64_t end = std::min(begin + per_task, tokens);
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t first = 0; first < spec_.heads; first += kWeights) {
         const int64_t heads = std::min(kWeights, spec_.heads - first);
-        kernels_.weights(
-            args.a.lse.At(token, first), args.b.lse.At(token, first),
-            static_cast<size_t>(heads), weight_a, weight_b,
-            args.lse.data() == nullptr ? nullptr : args.lse.At(token, first));
+        const auto row = [&](const AnyTensorView& view) {
+          return LseRow(view, spec_.lse_by_head, token, first, heads);
+        };
+        const float* const b_lse = row(args.b.lse).Read(lse_b);
+        float* const lse = with_lse ? row(args.lse).Place(lse_out) : nullptr;
+        if (token < a_tokens) {
+          kernels_.weights(row(args.a.lse).Read(lse_a), b_lse,
+                           static_cast<size_t>(heads), weight_a, weight_b, lse);
+        } else {
+          std::fill_n(weight_a, heads, 0.0f);
+          std::fill_n(weight_b, heads, 1.0f);
+          if (with_lse && lse != b_lse) std::copy_n(b_lse, heads, lse);
+        }
+        if (with_lse) row(args.lse).Wrote(lse);
         for (int64_t h = 0; h < heads; ++h) {
           const auto at = [&](const AnyTensorView& view) {
             return token * ByteStride(view, 0) +

@@ -34,24 +34,29 @@ struct MergeStatesSpec {
   int64_t head_dim = 0;           // of the values
   DType dtype = DType::kF32;      // of both parts: kF32, kBF16 or kF16
   DType out_dtype = DType::kF32;  // the same choice
+  // Every lse is [heads, tokens] in place of [tokens, heads].
+  bool lse_by_head = false;
+  // Tokens that have a part a, the first ones; -1: all. The others have the
+  // out and the lse of b, whatever that lse is, and their a is not read.
+  int64_t a_tokens = -1;
 };
 
 struct AttentionState {
-  AnyTensorView out;            // [tokens, heads, head_dim]
-  MatrixView<const float> lse;  // [tokens, heads]
+  AnyTensorView out;  // [tokens, heads, head_dim]
+  AnyTensorView lse;  // f32[tokens, heads]
 };
 
 struct MergeStatesArgs {
   AttentionState a;
   AttentionState b;
-  AnyTensorView out;      // [tokens, heads, head_dim]
-  MatrixView<float> lse;  // [tokens, heads], or without data: not wanted
+  AnyTensorView out;  // [tokens, heads, head_dim]
+  AnyTensorView lse;  // f32[tokens, heads], or no view: not wanted
 };
 
 class MergeStatesPlan {
  public:
-  // InvalidArgument if heads or head_dim is not in [1, 2^31), Unimplemented for
-  // other types.
+  // InvalidArgument if heads or head_dim is not in [1, 2^31) or a_tokens is
+  // below -1, Unimplemented for other types.
   static absl::StatusOr<MergeStatesPlan> Create(const MergeStatesSpec& spec);
 
   const MergeStatesSpec& spec() const { return spec_; }
@@ -59,16 +64,16 @@ class MergeStatesPlan {
   const char* target() const { return kernels_.target; }
 
   // InvalidArgument names the argument: shapes and types that are not the
-  // spec's, negative strides, null memory, and outputs that overlap anything,
-  // but for what Execute allows.
+  // spec's, fewer tokens than a_tokens, negative strides, null memory, and
+  // outputs that overlap anything, but for what Execute allows.
   absl::Status CheckArgs(const MergeStatesArgs& args) const;
 
-  // Writes all of out and, if given, lse. Token and head strides are any that
-  // are not negative. out may be a.out or b.out (the same address and strides,
-  // types of one size) and lse may be a.lse or b.lse; else they overlap
-  // nothing. Allocates nothing; safe to call concurrently; a row is computed by
-  // one worker, and its bits depend on the row alone. Cost: each part is read
-  // and out is written, once.
+  // Writes all of out and, if given, lse. Strides are any that are not
+  // negative, but for the last one, which is 1. out may be a.out or b.out (the
+  // same address and strides, types of one size) and lse may be a.lse or b.lse;
+  // else they overlap nothing. Allocates nothing; safe to call concurrently; a
+  // row is computed by one worker, and its bits depend on the row alone. Cost:
+  // each part is read and out is written, once.
   void Execute(const MergeStatesArgs& args, Executor& executor) const noexcept;
 
  private:

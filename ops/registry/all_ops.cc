@@ -8,6 +8,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/families/attention/encoder_attention_ops.h"
+#include "quern/ops/registry/families/attention/merge_states_ops.h"
 #include "quern/ops/registry/families/attention/mla_ops.h"
 #include "quern/ops/registry/families/attention/varlen_attention_ops.h"
 #include "quern/ops/registry/families/linear/conv_ops.h"
@@ -33,6 +34,7 @@
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
+#include "quern/ops/registry/vllm/merge_states_ops.h"
 #include "quern/ops/registry/vllm/rows_ops.h"
 #include "quern/ops/registry/vllm/speculation_ops.h"
 
@@ -72,6 +74,8 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEncoderAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVarlenAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMergeStatesOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmMergeStatesOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLogitsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));

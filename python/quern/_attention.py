@@ -173,6 +173,7 @@ def attention(
     alibi_slopes: Any = None,
     sinks: Any = None,
     soft_cap: float = 0.0,
+    lse: Any = None,
     out: Any = None,
     out_dtype: str = "",
     executor: Optional[Executor] = None,
@@ -183,8 +184,9 @@ def attention(
 
     query[tokens, q_heads, head_dim]; tokens is the sum of the step's q_lens, sequence by sequence. key and
     value[tokens, kv_heads, head_dim] of the new tokens are written to the cache first; None: they are in it.
-    scale 0: 1 / sqrt(head_dim). alibi_slopes and sinks are f32[q_heads]. attention/paged_attention.h has all
-    equations, and says what is rounded.
+    scale 0: 1 / sqrt(head_dim). alibi_slopes and sinks are f32[q_heads]. lse f32[tokens, q_heads] is written, if
+    it is given: the logarithm of the sum of exp(logits). quern.ops.merge_states makes one attention of two with it.
+    attention/paged_attention.h has all equations, and says what is rounded.
     """
     if not isinstance(cache, KvCache) or not isinstance(schedule, Schedule):
         raise TypeError(
@@ -200,7 +202,7 @@ def attention(
     if key is not None:
         _call.function_of(library, "write_kv")((key, value, schedule.slots, pages), (cache,), (), executor, None)
     return _call.function_of(library, "paged_attention")(
-        (query, pages, alibi_slopes, sinks),
+        (query, pages, alibi_slopes, sinks, lse),
         (cache, schedule, scale, schedule.window_left, schedule.window_right, soft_cap, out_dtype),
         (out,),
         executor,

@@ -73,7 +73,7 @@ class _Bound:
         if arguments.get("out_dtype") == "" and schema.returns == 1 and outs[0] is not None:
             arguments["out_dtype"] = _tensor.meta_of("out", outs[0]).dtype
         # Tokens of no sequence are not written, and would be old memory in a new result.
-        self.zeroed = arguments.get("query_start_loc") is not None
+        self.zeroed = any(arguments.get(name) is not None for name in ("query_start_loc", "seq_lens"))
         self.library = function.library
         self.op = _library.Op(self.library, schema, arguments, provider, cached=True)
         self.handle = self.op._handle

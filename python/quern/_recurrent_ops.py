@@ -120,7 +120,7 @@ def _fake_drafts(A_log, dt_bias, q, k, v, *rest, **given):
 
 
 def _fake_chunks(query, key, value, g, beta, initial_state, *rest, **given):
-    return value.new_empty(value.shape), torch.empty_like(initial_state)
+    return value.new_empty(value.shape), initial_state
 
 
 def _fake_pack(weight):
@@ -161,7 +161,8 @@ _BOTH = (
         "causal_conv1d_weight_pack(Tensor weight) -> Tensor", causal_conv1d_weight_pack, _fake_pack, loads=True
     ),
     _Operator(
-        "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor? conv_states, Tensor? query_start_loc, "
+        "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_states, "
+        "Tensor? query_start_loc, "
         "Tensor? cache_indices, Tensor? has_initial_state, bool silu_activation, int pad_slot_id, bool is_vnni) "
         "-> Tensor",
         causal_conv1d_fwd_cpu, _fake_fwd,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _named_ops, _recurrent_ops, _sglang_products, _sglang_rows, _speculation
+from . import _merge_ops, _named_ops, _recurrent_ops, _sglang_products, _sglang_rows, _speculation
 from . import torch as quern_torch
 from ._sglang_products import clear  # noqa: F401
 
@@ -104,6 +104,7 @@ _OPERATORS = (
         flash_attn_varlen_func, lambda q, k, v, *_, **__: q.new_empty(q.shape[:2] + v.shape[2:]),
     ),
     *_sglang_products.OPERATORS,
+    *_merge_ops.SGLANG,
     *_recurrent_ops.SGLANG,
     *_speculation.SGLANG,
 )

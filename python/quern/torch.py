@@ -389,7 +389,8 @@ class Linear(torch.nn.Module):
 
 
 def attention(
-    query, cache, schedule, *, key=None, value=None, layer=0, scale=0.0, alibi_slopes=None, sinks=None, soft_cap=0.0
+    query, cache, schedule, *, key=None, value=None, layer=0, scale=0.0, alibi_slopes=None, sinks=None, soft_cap=0.0,
+    lse=None,
 ):
     """quern.attention on PyTorch's tensors, through torch.ops.quern.write_kv and paged_attention."""
     if (key is None) != (value is None):
@@ -399,7 +400,7 @@ def attention(
     if key is not None:
         torch.ops.quern.write_kv(key, value, torch.from_dlpack(schedule.slots), pages, layout)
     return torch.ops.quern.paged_attention(
-        query, pages, alibi_slopes, sinks, layout=layout, step=_own_handle(schedule), scale=scale,
+        query, pages, alibi_slopes, sinks, lse, layout=layout, step=_own_handle(schedule), scale=scale,
         window_left=schedule.window_left, window_right=schedule.window_right, soft_cap=soft_cap,
     )
 

@@ -24,7 +24,7 @@ import threading
 
 import torch
 
-from . import _named, _named_ops, _recurrent_ops, _speculation
+from . import _merge_ops, _named, _named_ops, _recurrent_ops, _speculation
 from . import torch as quern_torch
 from ._torch_call import name_of_dtype
 
@@ -293,6 +293,7 @@ def _operators():
     for schema, family in _WRITERS.items():
         yield _named_ops.Operator(schema, globals()[schema.partition("(")[0]], _fake_writer, family)
     yield from _OTHERS
+    yield from _merge_ops.VLLM
     yield from _recurrent_ops.VLLM
     yield from _speculation.VLLM
 

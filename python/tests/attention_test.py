@@ -92,6 +92,38 @@ class AttentionTest(unittest.TestCase):
         out = ops.paged_attention(q, self.cache.pages(0), layout=self.cache, step=self.schedule)
         np.testing.assert_array_equal(out, quern.attention(q, self.cache, self.schedule))
 
+    def test_a_cascade_over_a_shared_prefix_is_attention_over_all(self):
+        # Two sequences of 32 shared keys in pages 0 and 1, and of 5 and 11 own ones in pages 4 and 6.
+        prefix, own = 2 * _PAGE, (5, 11)
+        for pages, count in (([0, 1], prefix), ([4], own[0]), ([6], own[1])):
+            keys, values = self.heads(count, _KV_HEADS), self.heads(count, _KV_HEADS)
+            self.schedule.build([count], [count], [pages])
+            quern.attention(self.heads(count, _Q_HEADS), self.cache, self.schedule, key=keys, value=values)
+        q = self.heads(2, _Q_HEADS)
+
+        def run(kv_lens, pages):
+            self.schedule.build([1, 1], kv_lens, pages)
+            lse = np.full((2, _Q_HEADS), np.nan, np.float32)
+            return quern.attention(q, self.cache, self.schedule, lse=lse), lse
+
+        want, want_lse = run([prefix + n for n in own], [[0, 1, 4], [0, 1, 6]])
+        np.testing.assert_array_equal(quern.attention(q, self.cache, self.schedule), want)
+        parts = run([prefix] * 2, [[0, 1], [0, 1]]) + run(own, [[4], [6]])
+        out, lse = ops.merge_states(*parts)
+        np.testing.assert_allclose(out, want, atol=2e-6)
+        np.testing.assert_allclose(lse, want_lse, atol=2e-6)
+        self.assertGreater(np.abs(out - parts[0]).max(), 0.01)
+        # A part without keys changes nothing, whatever its output holds.
+        none = np.full_like(want, np.nan), np.full_like(lse, -np.inf)
+        for merged in (ops.merge_states(*none, want, want_lse), ops.merge_states(want, want_lse, *none)):
+            np.testing.assert_array_equal(merged[0], want)
+            np.testing.assert_array_equal(merged[1], want_lse)
+        nothing = ops.merge_states(*none, *none)
+        self.assertFalse(nothing[0].any())
+        self.assertTrue(np.isneginf(nothing[1]).all())
+        with self.assertRaisesRegex(ValueError, "merge_states: b_lse is"):
+            ops.merge_states(*parts[:3], lse[:1])
+
     def test_objects_are_freed_with_their_last_references(self):
         cache = quern.KvCache(1, _PAGE, _KV_HEADS, _DIM)
         schedule = cache.schedule(_Q_HEADS)

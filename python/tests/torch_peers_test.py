@@ -106,6 +106,53 @@ class VllmTest(unittest.TestCase):
         self.assertTrue(bool(((out.double() - want).abs() <= 2.0**-18).all()))
 
 
+class MergeTest(unittest.TestCase):
+    """Attention over two parts becomes attention over all, by vLLM's name and by SGLang's."""
+
+    def setUp(self):
+        torch.manual_seed(3)
+        self.a, self.b = torch.randn(2, 5, 3, 16).bfloat16()
+        self.a_lse, self.b_lse = torch.randn(2, 5, 3) * 4
+        self.a_lse[1, 2] = self.b_lse[2, 0] = -float('inf')
+        self.a_lse[3, 1] = self.b_lse[3, 1] = -float('inf')
+        a, b = self.a_lse.double(), self.b_lse.double()
+        self.lse = torch.logaddexp(a, b)
+        weights = ((x - self.lse).exp().nan_to_num(0.0).unsqueeze(-1) for x in (a, b))
+        self.out = sum(w * x.double() for w, x in zip(weights, (self.a, self.b)))
+
+    def check(self, out, lse, tokens=slice(None)):
+        out, lse, want = out[tokens].double(), lse[tokens].double(), self.out[tokens]
+        self.assertTrue(bool(((out - want).abs() <= want.abs() * 2.0**-8 + 2.0**-12).all()))
+        empty = self.lse[tokens].isinf()
+        self.assertTrue(torch.equal(lse.isneginf(), empty))
+        self.assertLess(float((lse - self.lse[tokens])[~empty].abs().max()), 2.0**-20)
+
+    def test_merge_attn_states(self):
+        turned = [x.t().contiguous() for x in (self.a_lse, self.b_lse)]
+        ops = torch.ops._C
+        quern.vllm.install()
+        for tokens in (None, 5, 3, 1):
+            out, lse = torch.empty(5, 3, 16).bfloat16(), torch.empty(3, 5)
+            ops.merge_attn_states(out, lse, self.a, turned[0], self.b, turned[1], tokens)
+            merged = 5 if tokens is None else tokens
+            self.check(out, lse.t(), slice(0, merged))
+            self.assertTrue(torch.equal(out[merged:], self.b[merged:]))
+            self.assertTrue(torch.equal(lse[:, merged:], turned[1][:, merged:]))
+        again = torch.empty_like(out)
+        ops.merge_attn_states(again, None, self.a, turned[0], self.b, turned[1], 1)
+        self.assertTrue(torch.equal(again, out))
+        with self.assertRaisesRegex(RuntimeError, 'prefill_tokens_with_context=6; need at most 5'):
+            ops.merge_attn_states(out, lse, self.a, turned[0], self.b, turned[1], 6)
+        with self.assertRaisesRegex(NotImplementedError, 'output_scale is given'):
+            ops.merge_attn_states(out, lse, self.a, turned[0], self.b, turned[1], None, torch.ones(1))
+
+    def test_merge_state_v2(self):
+        quern.sglang.install()
+        out, lse = torch.empty(5, 3, 16).bfloat16(), torch.empty(5, 3)
+        torch.ops.sgl_kernel.merge_state_v2(self.a, self.a_lse, self.b, self.b_lse, out, lse)
+        self.check(out, lse)
+
+
 class SglangTest(unittest.TestCase):
     """Requests of 5 and 7 tokens, in slots 8 b + t, and one more request that is not in the step."""
 

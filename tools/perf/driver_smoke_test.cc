@@ -200,6 +200,8 @@ constexpr Smoke kSmokes[] = {
      "--batch=2 --len=37 --q_heads=6 --kv_heads=2 --head_dim=24"},
     {"varlen_attention",
      "--len=41 --q_heads=2 --kv_heads=2 --head_dim=72 --causal=0 --dtype=f32"},
+    {"merge_states", "--tokens=37 --heads=3 --head_dim=19 --dtype=f32"},
+    {"merge_states", "--tokens=5 --heads=70 --head_dim=40 --by_head=1"},
     {"all_reduce", "--rows=3 --hidden=37"},
     {"all_reduce", "--rows=1 --hidden=1 --ranks=1 --dtype=f32"},
     {"all_reduce", "--rows=33 --hidden=137 --ranks=3 --dtype=f16"},

@@ -3,6 +3,7 @@
 
 #include "quern/tools/perf/attention/attention.h"
 #include "quern/tools/perf/attention/kv_write.h"
+#include "quern/tools/perf/attention/merge_states.h"
 #include "quern/tools/perf/attention/mla_layer.h"
 #include "quern/tools/perf/attention/schedule.h"
 #include "quern/tools/perf/attention/varlen_attention.h"
@@ -44,6 +45,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(MlaOp());
   ops.push_back(MlaLayerOp());
   ops.push_back(VarlenAttentionOp());
+  ops.push_back(MergeStatesOp());
   ops.push_back(CausalConv1dOp());
   ops.push_back(DeltaRuleOp());
   ops.push_back(StateUpdateOp());

@@ -432,6 +432,19 @@ constexpr Doc kDocs[] = {
      "over n_groups groups; without norm out_proj(y silu(z))\n" MIXER
      "ssm_state[slots, heads, head_dim, d_state]; a, d and dt_bias[heads]; "
      "norm[heads * head_dim];\nstate_indices[sequences]. " SEQUENCES},
+    {"merge_attn_states",
+     "output = (exp(prefix_lse) prefix_output + exp(suffix_lse) "
+     "suffix_output) / exp(output_lse),\noutput_lse = log(exp(prefix_lse) + "
+     "exp(suffix_lse)); -inf or +inf: a part without keys\n"
+     "output, prefix_output and suffix_output[tokens, heads, head_dim] "
+     "are " FLOATS "; each lse is f32[heads,\ntokens]. Tokens from "
+     "prefill_tokens_with_context on have no prefix; -1: all have one.\n"},
+    {"merge_states",
+     "out = (exp(a_lse) a + exp(b_lse) b) / exp(lse), lse = log(exp(a_lse) + "
+     "exp(b_lse)); -inf or +inf: a part\nwithout keys\n"
+     "a and b[tokens, heads, head_dim] are " FLOATS "; a_lse and "
+     "b_lse f32[tokens, heads]. Returns out, of\nout_dtype (\"\": a's), and "
+     "lse f32[tokens, heads].\n"},
     {"mixer2_gated_rms_norm",
      "out = h / sqrt(mean over the group of h^2 + eps) * weight, h = x "
      "silu(gate)\n"
@@ -476,7 +489,8 @@ constexpr Doc kDocs[] = {
      "; out[tokens, q_heads, v_head_dim] has out_dtype (\"\": query's).\n"
      "cache is the pages of layout (quern.KvCache.pages), step says which "
      "sequences there are\n(quern.Schedule); alibi_slopes and sinks "
-     "f32[q_heads]. scale 0: 1 / sqrt(head_dim).\n"},
+     "f32[q_heads]. scale 0: 1 / sqrt(head_dim). lse f32[tokens, q_heads] "
+     "is written, if given:\nlog of the sum over t of exp(scale q . k).\n"},
     {"parallel_lm_head",
      "out = hidden weight^T + bias. hidden[.., k], weight[vocab + added, k], "
      "bias[vocab + added] are\n" FLOATS "; out[.., vocab + added].\n" RANKS},

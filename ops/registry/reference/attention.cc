@@ -302,6 +302,9 @@ void NativeAttendSequence(const AttentionSpec& spec,
       for (int64_t d = 0; d < columns; ++d) {
         out.Set(d, static_cast<float>(total == 0 ? 0.0 : sums[d] / total));
       }
+      if (args.lse.data() == nullptr) continue;
+      *args.lse.At(s.q_offset + i, h) = static_cast<float>(
+          total == 0 ? -kInfinity : largest + std::log(total));
     }
   }
 }

@@ -117,7 +117,7 @@ absl::Status AddWrite(OpRegistry& registry) {
 constexpr char kAttention[] = "paged_attention";
 
 struct AttentionArgs {
-  AnyTensorView query, cache, alibi_slopes, sinks, out;
+  AnyTensorView query, cache, alibi_slopes, sinks, lse, out;
 };
 
 // Attention over the pages and the schedule of a step.
@@ -142,6 +142,10 @@ class StepAttention {
     QUERN_RETURN_IF_ERROR(CheckPages(kAttention, a.cache, spec().kv));
     QUERN_RETURN_IF_ERROR(CheckPerHead("alibi_slopes", a.alibi_slopes));
     QUERN_RETURN_IF_ERROR(CheckPerHead("sinks", a.sinks));
+    if (a.lse.rank() != 0) {
+      QUERN_RETURN_IF_ERROR(CheckOutput(kAttention, "lse", a.lse, DType::kF32,
+                                        {a.query.extent(0), spec().q_heads}));
+    }
     return plan_.CheckArgs(ArgsOf(a));
   }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
@@ -188,7 +192,7 @@ class StepAttention {
             step_->pages,
             step_->schedule,
             a.out,
-            {},
+            a.lse.rank() == 0 ? MatrixView<float>() : a.lse.As<float, 2>(),
             PerHead(a.alibi_slopes),
             PerHead(a.sinks)};
   }
@@ -215,6 +219,8 @@ absl::Status AddAttention(OpRegistry& registry) {
              {&AttentionSpec::q_heads}, DType::kF32)
       .Maybe("sinks", &AttentionArgs::sinks, {&AttentionSpec::q_heads},
              DType::kF32)
+      .MaybeInOut("lse", &AttentionArgs::lse, {kRows, &AttentionSpec::q_heads},
+                  DType::kF32)
       .Object<const KvLayout>("layout")
       .Object<const AttentionStep>("step")
       .Attr("scale", 0.0, &AttentionSpec::scale)

@@ -40,8 +40,10 @@ inline AnyTensorView CachePages(const KvCacheView& layer) {
 // write_kv: key and value[tokens, kv_heads, head_dim], with any token and head
 // strides, go to slots[tokens] (i64) of cache[pages, page_bytes]; the layout is
 // copied. paged_attention: query[tokens, q_heads, head_dim] attends to the keys
-// and values of `step`. alibi_slopes and sinks are f32[q_heads]. Equations,
-// roundings and refusals are in cache/write_kv.h and
+// and values of `step`. alibi_slopes and sinks are f32[q_heads]. lse
+// f32[tokens, q_heads], which may be left out, is written: the log-sum-exp of
+// the logits, natural, and -inf of a query without keys; merge_states reads it.
+// Equations, roundings and refusals are in cache/write_kv.h and
 // attention/paged_attention.h.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on

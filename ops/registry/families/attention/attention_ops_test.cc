@@ -236,14 +236,12 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       const Floats slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
       const Floats sinks = {-1, 0, 1, 2};
       std::vector<uint8_t> want(static_cast<size_t>(count * size)), got(want);
+      Floats want_lse(kTokens * kQueryHeads), lse(want_lse.size(), 99);
       auto memory = AlignedBuffer::Create(
           *plan->WorkspaceBytes(step_.schedule, two->num_workers()));
-      plan->Execute({query,
-                     cache.Layer(0),
-                     step_.pages,
-                     step_.schedule,
+      plan->Execute({query, cache.Layer(0), step_.pages, step_.schedule,
                      view(c.out, out_dim, want.data()),
-                     {},
+                     DenseMatrix(want_lse.data(), kTokens, kQueryHeads),
                      c.alibi ? slopes : absl::Span<const float>(),
                      c.sinks ? sinks : absl::Span<const float>()},
                     Workspace(*memory), *two);
@@ -273,8 +271,16 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       }
       Run(Make("simd", "paged_attention", args), named);
       EXPECT_EQ(got, want);
+      args.emplace_back("lse", TensorMeta{DType::kF32, {kTokens, kQueryHeads}});
+      named.emplace_back("lse", DenseMatrix(lse.data(), kTokens, kQueryHeads));
+      Run(Make("simd", "paged_attention", args), named);
+      EXPECT_EQ(got, want);
+      EXPECT_EQ(lse, want_lse);
 
       Run(Make("reference", "paged_attention", args), named);
+      for (size_t i = 0; i < lse.size(); ++i) {
+        EXPECT_NEAR(lse[i], want_lse[i], 1e-4) << i;
+      }
       for (int64_t i = 0; i < count; ++i) {
         const auto value = [&](const std::vector<uint8_t>& bytes) {
           return c.out == DType::kF32
