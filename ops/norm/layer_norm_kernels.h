@@ -8,20 +8,27 @@
 
 namespace quern {
 
-// Sums are taken in an order that depends on n alone.
+// What n numbers v[i] are summed to, in an order that depends on n alone.
+struct LayerNormMoments {
+  float mean;     // of v[i], with the error of an f32 sum
+  float rest;     // sum of v[i] - mean
+  float squares;  // sum of (v[i] - mean)^2
+};
+
+struct LayerNormScale {
+  float mean, rest;  // what is subtracted from each number
+  float scale;
+};
+
 struct LayerNormKernels {
   const char* target;
   // v[i] += r[i]
   void (*add)(const float* r, size_t n, float* v);
-  // Sum of v[i].
-  float (*sum)(const float* v, size_t n);
-  // Sums of v[i] - mean and of (v[i] - mean)^2.
-  void (*deviations)(const float* v, size_t n, float mean, float* sum,
-                     float* squares);
-  // v[i] = (v[i] - mean - rest) * scale
-  void (*scale)(float mean, float rest, float scale, size_t n, float* v);
-  // v[i] *= w[i]
-  void (*multiply)(const float* w, size_t n, float* v);
+  LayerNormMoments (*moments)(const float* v, size_t n);
+  // v[i] = (v[i] - mean - rest) * scale * w[i] + b[i]. Without w it is 1, and
+  // without b 0.
+  void (*scale)(const LayerNormScale& scale, const float* w, const float* b,
+                size_t n, float* v);
 };
 
 // The kernels of the best instruction set this CPU supports.

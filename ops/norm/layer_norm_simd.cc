@@ -22,51 +22,90 @@ void Add(const float* r, size_t n, float* v) {
   }
 }
 
-// A last partial vector is summed whole, because its other lanes are zero.
-float Sum(const float* v, size_t n) {
+// Four sums hide the latency of an addition. `at(i)` is a whole vector, and
+// zeros from n on.
+template <class At>
+HWY_INLINE float SumOf(const At& at, size_t n) {
   const DF d;
-  auto sum = hn::Zero(d);
-  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    sum = hn::Add(sum, hn::Load(d, v + i));
+  const size_t lanes = hn::Lanes(d);
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    s0 = hn::Add(s0, at(i));
+    s1 = hn::Add(s1, at(i + lanes));
+    s2 = hn::Add(s2, at(i + 2 * lanes));
+    s3 = hn::Add(s3, at(i + 3 * lanes));
   }
-  return hn::ReduceSum(d, sum);
+  for (; i < n; i += lanes) s0 = hn::Add(s0, at(i));
+  return hn::ReduceSum(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
 }
 
-void Deviations(const float* v, size_t n, float mean, float* sum,
-                float* squares) {
+LayerNormMoments Moments(const float* HWY_RESTRICT v, size_t n) {
   const DF d;
-  const auto m = hn::Set(d, mean);
-  auto s = hn::Zero(d), s2 = s;
+  const size_t lanes = hn::Lanes(d);
+  LayerNormMoments moments;
+  // A last partial vector is summed whole, because its other lanes are zero.
+  const float sum =
+      SumOf([v](size_t i) HWY_ATTR { return hn::Load(DF(), v + i); }, n);
+  moments.mean = sum / static_cast<float>(n);
+  const auto m = hn::Set(d, moments.mean);
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  auto q0 = s0, q1 = s0, q2 = s0, q3 = s0;
   size_t i = 0;
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    const auto x = hn::Sub(hn::Load(d, v + i), m);
-    s = hn::Add(s, x);
-    s2 = hn::MulAdd(x, x, s2);
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const auto x0 = hn::Sub(hn::Load(d, v + i), m);
+    const auto x1 = hn::Sub(hn::Load(d, v + i + lanes), m);
+    const auto x2 = hn::Sub(hn::Load(d, v + i + 2 * lanes), m);
+    const auto x3 = hn::Sub(hn::Load(d, v + i + 3 * lanes), m);
+    s0 = hn::Add(s0, x0);
+    s1 = hn::Add(s1, x1);
+    s2 = hn::Add(s2, x2);
+    s3 = hn::Add(s3, x3);
+    q0 = hn::MulAdd(x0, x0, q0);
+    q1 = hn::MulAdd(x1, x1, q1);
+    q2 = hn::MulAdd(x2, x2, q2);
+    q3 = hn::MulAdd(x3, x3, q3);
   }
-  if (i < n) {
-    // The other lanes are zero and not the mean.
+  for (; i < n; i += lanes) {
+    // The lanes after the last number are zero and not the mean.
     const auto x = hn::IfThenElseZero(hn::FirstN(d, n - i),
                                       hn::Sub(hn::Load(d, v + i), m));
-    s = hn::Add(s, x);
-    s2 = hn::MulAdd(x, x, s2);
+    s0 = hn::Add(s0, x);
+    q0 = hn::MulAdd(x, x, q0);
   }
-  *sum = hn::ReduceSum(d, s);
-  *squares = hn::ReduceSum(d, s2);
+  moments.rest = hn::ReduceSum(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+  moments.squares = hn::ReduceSum(d, hn::Add(hn::Add(q0, q1), hn::Add(q2, q3)));
+  return moments;
 }
 
-void Scale(float mean, float rest, float scale, size_t n, float* v) {
+template <bool kWeight, bool kBias>
+HWY_INLINE void ScaleBy(const LayerNormScale& by, const float* HWY_RESTRICT w,
+                        const float* HWY_RESTRICT b, size_t n,
+                        float* HWY_RESTRICT v) {
   const DF d;
-  const auto m = hn::Set(d, mean), r = hn::Set(d, rest), s = hn::Set(d, scale);
+  const auto m = hn::Set(d, by.mean), r = hn::Set(d, by.rest);
+  const auto s = hn::Set(d, by.scale);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto x = hn::Sub(hn::Sub(hn::Load(d, v + i), m), r);
-    hn::Store(hn::Mul(x, s), d, v + i);
+    auto x = hn::Mul(hn::Sub(hn::Sub(hn::Load(d, v + i), m), r), s);
+    if constexpr (kWeight && kBias) {
+      x = hn::MulAdd(x, hn::Load(d, w + i), hn::Load(d, b + i));
+    } else if constexpr (kWeight) {
+      x = hn::Mul(x, hn::Load(d, w + i));
+    } else if constexpr (kBias) {
+      x = hn::Add(x, hn::Load(d, b + i));
+    }
+    hn::Store(x, d, v + i);
   }
 }
 
-void Multiply(const float* w, size_t n, float* v) {
-  const DF d;
-  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    hn::Store(hn::Mul(hn::Load(d, v + i), hn::Load(d, w + i)), d, v + i);
+void Scale(const LayerNormScale& scale, const float* w, const float* b,
+           size_t n, float* v) {
+  if (w != nullptr) {
+    b != nullptr ? ScaleBy<true, true>(scale, w, b, n, v)
+                 : ScaleBy<true, false>(scale, w, b, n, v);
+  } else {
+    b != nullptr ? ScaleBy<false, true>(scale, w, b, n, v)
+                 : ScaleBy<false, false>(scale, w, b, n, v);
   }
 }
 
@@ -74,10 +113,8 @@ LayerNormKernels GetKernels() {
   LayerNormKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.add = &Add;
-  kernels.sum = &Sum;
-  kernels.deviations = &Deviations;
+  kernels.moments = &Moments;
   kernels.scale = &Scale;
-  kernels.multiply = &Multiply;
   return kernels;
 }
 

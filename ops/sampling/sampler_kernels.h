@@ -50,7 +50,8 @@ struct SamplerKernels {
   // weights[i] = exp((logits[i] - largest) / temperature), and 1 for a logit
   // that equals the largest, within 6 units of 2^-24, relative. 0 where the
   // logit is NaN, where the rule says so, or where the exponent is below -87.
-  void (*weights)(const float* logits, const WeightRule& rule, float* weights);
+  double (*weights)(const float* logits, const WeightRule& rule,
+                    float* weights);
   // The sum in double: 16 sums of every 16th number, added in pairs.
   double (*sum)(const float* weights);
   // The rule's largest is finite.
