@@ -228,17 +228,17 @@ SamplerMoments Moments(const float* HWY_RESTRICT logits,
   return moments;
 }
 
-SamplerCounts Counts(const float* HWY_RESTRICT logits, float value) {
+int32_t Greater(const float* HWY_RESTRICT logits, float value) {
   const DF d;
-  const size_t lanes = hn::Lanes(d);
+  const hn::RebindToSigned<DF> di;
   const auto than = hn::Set(d, value);
-  SamplerCounts counts;
-  for (size_t i = 0; i < kBlock; i += lanes) {
-    const auto l = hn::LoadU(d, logits + i);
-    counts.greater += static_cast<int32_t>(hn::CountTrue(d, hn::Gt(l, than)));
-    counts.equal += static_cast<int32_t>(hn::CountTrue(d, hn::Eq(l, than)));
+  auto count = hn::Zero(di);
+  for (size_t i = 0; i < kBlock; i += hn::Lanes(d)) {
+    // A lane is -1 where the comparison is true.
+    const auto greater = hn::Gt(hn::LoadU(d, logits + i), than);
+    count = hn::Sub(count, hn::BitCast(di, hn::VecFromMask(d, greater)));
   }
-  return counts;
+  return hn::ReduceSum(di, count);
 }
 
 SamplerKernels GetKernels() {
@@ -248,7 +248,7 @@ SamplerKernels GetKernels() {
   kernels.weights = &Weights;
   kernels.sum = &Sum;
   kernels.moments = &Moments;
-  kernels.counts = &Counts;
+  kernels.greater = &Greater;
   return kernels;
 }
 
