@@ -59,7 +59,8 @@ absl::StatusOr<LayerNormPlan> LayerNormPlan::Create(const LayerNormSpec& spec) {
 
 LayerNormPlan::LayerNormPlan(const LayerNormSpec& spec)
     : spec_(spec),
-      kernels_(GetLayerNormKernels()),
+      kernels_(GetLayerNormKernels(DType::kF32)),
+      whole_(GetLayerNormKernels(spec.dtype)),
       x_blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)),
       parameter_blocks_(GetRowBlockKernels(spec.weight_dtype, spec.out_dtype)),
       stream_from_bytes_(StreamFrom(Stores::kAuto, /*auto_streams=*/true)) {}
@@ -127,8 +128,16 @@ void LayerNormPlan::Execute(const LayerNormArgs& args,
                });
 }
 
+// Whether one kernel reads x, the parameters and writes out.
+bool LayerNormPlan::OneDType() const {
+  const bool parameters = spec_.weight || spec_.bias;
+  return spec_.out_dtype == spec_.dtype &&
+         (!parameters || spec_.weight_dtype == spec_.dtype);
+}
+
 // Whether out is stored past the caches. In place, reading x has put out into
-// them; with a residual there are two results, which was not measured.
+// them; with a residual there are two results.
+// Neither that nor several dtypes were measured.
 bool LayerNormPlan::Streams(const LayerNormArgs& args) const {
   const auto row_bytes = [this](DType dtype) {
     return spec_.hidden * static_cast<int64_t>(SizeOf(dtype));
@@ -136,7 +145,7 @@ bool LayerNormPlan::Streams(const LayerNormArgs& args) const {
   const int64_t out_bytes = row_bytes(spec_.out_dtype);
   const int64_t rows =
       args.x.extent(0) * (args.x.rank() == 3 ? args.x.extent(1) : 1);
-  return !spec_.residual && args.x.data() != args.out.data() &&
+  return !spec_.residual && OneDType() && args.x.data() != args.out.data() &&
          out_bytes >= kMinStreamRowBytes &&
          rows * (row_bytes(spec_.dtype) + out_bytes) >= stream_from_bytes_;
 }
@@ -176,8 +185,13 @@ void LayerNormPlan::Normalise(const Row& row, const LayerNormArgs& args) const {
   double first = 0, off = 0, off_squares = 0, squares = 0;
   for (size_t i = 0; i < n; i += kRowBlock) {
     const size_t count = std::min(kRowBlock, n - i);
-    load(i, count);
-    const LayerNormMoments block = kernels_.moments(v, count);
+    LayerNormMoments block = {};
+    if (row.residual == nullptr) {
+      block = whole_.moments(row.x + i * size, count);
+    } else {
+      load(i, count);
+      block = kernels_.moments(v, count);
+    }
     const auto numbers = static_cast<double>(count);
     // The block's mean has the error of an f32 sum. What the deviations from it
     // add up to corrects it.
@@ -205,28 +219,38 @@ void LayerNormPlan::Normalise(const Row& row, const LayerNormArgs& args) const {
   const auto* const weight = static_cast<const char*>(args.weight.data());
   const auto* const bias = static_cast<const char*>(args.bias.data());
   const size_t out_size = SizeOf(spec_.out_dtype);
+  const void* const no_weight = nullptr;
+  if (row.residual == nullptr && OneDType()) {
+    return ForEachBlock(n, row.out, out_size, row.stream,
+                        [&](size_t i, size_t count, bool stream) {
+                          if (row.next != nullptr) {
+                            PrefetchL2(row.next + i * size, count * size);
+                          }
+                          whole_.scale(
+                              scale, row.x + i * size,
+                              spec_.weight ? weight + i * parameter : no_weight,
+                              spec_.bias ? bias + i * parameter : no_weight,
+                              count, stream, row.out + i * out_size);
+                        });
+  }
   alignas(64) float more[kRowBlock];
-  ForEachBlock(n, row.out, out_size, row.stream,
-               [&](size_t i, size_t count, bool stream) {
-                 load(i, count);
-                 if (row.next != nullptr)
-                   PrefetchL2(row.next + i * size, count * size);
-                 // residual_out may be x or residual, which are read no more.
-                 if (row.residual_out != nullptr) {
-                   x_blocks_.store(v, count, /*stream=*/false,
-                                   row.residual_out + i * size);
-                 }
-                 if (spec_.weight) {
-                   parameter_blocks_.load(weight + i * parameter, count, other);
-                 }
-                 if (spec_.bias) {
-                   parameter_blocks_.load(bias + i * parameter, count, more);
-                 }
-                 kernels_.scale(scale, spec_.weight ? other : nullptr,
-                                spec_.bias ? more : nullptr, count, v);
-                 parameter_blocks_.store(v, count, stream,
-                                         row.out + i * out_size);
-               });
+  for (size_t i = 0; i < n; i += kRowBlock) {
+    const size_t count = std::min(kRowBlock, n - i);
+    load(i, count);
+    // residual_out may be x or residual, which are read no more.
+    if (row.residual_out != nullptr) {
+      x_blocks_.store(v, count, /*stream=*/false, row.residual_out + i * size);
+    }
+    if (spec_.weight) {
+      parameter_blocks_.load(weight + i * parameter, count, other);
+    }
+    if (spec_.bias) {
+      parameter_blocks_.load(bias + i * parameter, count, more);
+    }
+    kernels_.scale(scale, v, spec_.weight ? other : nullptr,
+                   spec_.bias ? more : nullptr, count, /*stream=*/false, v);
+    parameter_blocks_.store(v, count, /*stream=*/false, row.out + i * out_size);
+  }
 }
 
 // Normalises a row whose sums leave the range of f32 at either end, or one with

@@ -99,12 +99,14 @@ class LayerNormPlan {
   void NormaliseRows(const AnyTensorView& x, const AnyTensorView& out,
                      const LayerNormArgs& args, int64_t begin, int64_t end,
                      bool stream) const;
+  bool OneDType() const;
   bool Streams(const LayerNormArgs& args) const;
   void Normalise(const Row& row, const LayerNormArgs& args) const;
   void NormaliseInDouble(const Row& row, const LayerNormArgs& args) const;
 
   LayerNormSpec spec_;
-  LayerNormKernels kernels_;
+  LayerNormKernels kernels_;          // of blocks of f32
+  LayerNormKernels whole_;            // of rows of x
   RowBlockKernels x_blocks_;          // also stores residual_out
   RowBlockKernels parameter_blocks_;  // weight and bias; stores out
   int64_t stream_from_bytes_;
