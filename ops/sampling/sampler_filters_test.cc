@@ -274,6 +274,20 @@ TEST_P(SamplerFiltersTest, AgreeWithTheReferenceOnAWholeVocabulary) {
   }
 }
 
+// One of some 10^9 weights that differ where a product and a sum are rounded to
+// double and then to f32: the first rounding makes a tie of what is none.
+TEST_P(SamplerFiltersTest, WeightsAreFusedWhereNoInstructionFuses) {
+  const SamplerKernels kernels = GetSamplerKernels();
+  EXPECT_RAN_ON(Sampler(1).plan());
+  std::vector<float> logits(kSamplerBlock, -0x1.b3097cp+1f);
+  std::vector<float> weights(kSamplerBlock);
+  WeightRule rule;
+  rule.temperature = 0x1.f619c2p+0f;
+  rule.least_logit = -kInf;
+  kernels.weights(logits.data(), rule, weights.data());
+  EXPECT_EQ(weights[0], 0x1.6a09e2p-3f);
+}
+
 // Weights for which 1 / temperature is no number of f32, or nearly none.
 TEST_P(SamplerFiltersTest, WeightsOfExtremeTemperatures) {
   const SamplerKernels kernels = GetSamplerKernels();
