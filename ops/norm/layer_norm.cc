@@ -5,7 +5,9 @@
 #include <cstddef>
 
 #include "quern/core/check_args.h"
+#include "quern/core/prefetch.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 #include "quern/quant/scalar_convert.h"
@@ -57,10 +59,11 @@ absl::StatusOr<LayerNormPlan> LayerNormPlan::Create(const LayerNormSpec& spec) {
 
 LayerNormPlan::LayerNormPlan(const LayerNormSpec& spec)
     : spec_(spec),
-      kernels_(GetLayerNormKernels()),
+      kernels_(GetLayerNormKernels(DType::kF32)),
+      whole_(GetLayerNormKernels(spec.dtype)),
       x_blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)),
-      parameter_blocks_(GetRowBlockKernels(spec.weight_dtype, spec.out_dtype)) {
-}
+      parameter_blocks_(GetRowBlockKernels(spec.weight_dtype, spec.out_dtype)),
+      stream_from_bytes_(StreamFrom(Stores::kAuto, /*auto_streams=*/true)) {}
 
 absl::Status LayerNormPlan::CheckArgs(const LayerNormArgs& args) const {
   const AnyTensorView &x = args.x, &out = args.out;
@@ -111,32 +114,58 @@ void LayerNormPlan::Execute(const LayerNormArgs& args,
   if (IsEmpty(args.x)) return;
   const bool by_head = args.x.rank() == 3;
   const int64_t heads = by_head ? args.x.extent(1) : 1;
+  const bool stream = Streams(args);
   ParallelRows(executor, args.x.extent(0), 4 * heads * spec_.hidden,
                [&](int64_t begin, int64_t end) {
                  if (!by_head) {
-                   return NormaliseRows(args.x, args.out, args, begin, end);
+                   return NormaliseRows(args.x, args.out, args, begin, end,
+                                        stream);
                  }
                  for (int64_t t = begin; t < end; ++t) {
                    NormaliseRows(HeadsOf(args.x, t), HeadsOf(args.out, t), args,
-                                 0, heads);
+                                 0, heads, stream);
                  }
                });
+}
+
+// Whether one kernel reads x, the parameters and writes out.
+bool LayerNormPlan::OneDType() const {
+  const bool parameters = spec_.weight || spec_.bias;
+  return spec_.out_dtype == spec_.dtype &&
+         (!parameters || spec_.weight_dtype == spec_.dtype);
+}
+
+// Whether out is stored past the caches. In place, reading x has put out into
+// them; with a residual there are two results.
+// Neither that nor several dtypes were measured.
+bool LayerNormPlan::Streams(const LayerNormArgs& args) const {
+  const auto row_bytes = [this](DType dtype) {
+    return spec_.hidden * static_cast<int64_t>(SizeOf(dtype));
+  };
+  const int64_t out_bytes = row_bytes(spec_.out_dtype);
+  const int64_t rows =
+      args.x.extent(0) * (args.x.rank() == 3 ? args.x.extent(1) : 1);
+  return !spec_.residual && OneDType() && args.x.data() != args.out.data() &&
+         out_bytes >= kMinStreamRowBytes &&
+         rows * (row_bytes(spec_.dtype) + out_bytes) >= stream_from_bytes_;
 }
 
 // Normalises the rows [begin, end) of x into out.
 void LayerNormPlan::NormaliseRows(const AnyTensorView& x,
                                   const AnyTensorView& out,
                                   const LayerNormArgs& args, int64_t begin,
-                                  int64_t end) const {
+                                  int64_t end, bool stream) const {
   const bool add = spec_.residual;
   const RowsOf xs(x), outs(out);
   const RowsOf residual(add ? args.residual : x);
   const RowsOf residual_out(add ? args.residual_out : x);
   for (int64_t t = begin; t < end; ++t) {
-    Normalise({xs[t], add ? residual[t] : nullptr,
-               add ? residual_out[t] : nullptr, outs[t]},
-              args);
+    Normalise(
+        {xs[t], add ? residual[t] : nullptr, add ? residual_out[t] : nullptr,
+         outs[t], t + 1 < end ? xs[t + 1] : nullptr, stream},
+        args);
   }
+  if (stream) parameter_blocks_.flush();
 }
 
 void LayerNormPlan::Normalise(const Row& row, const LayerNormArgs& args) const {
@@ -151,35 +180,60 @@ void LayerNormPlan::Normalise(const Row& row, const LayerNormArgs& args) const {
     x_blocks_.load(row.residual + i * size, count, other);
     kernels_.add(other, count, v);
   };
-  double sum = 0;
+  // Blocks have means of their own, and what they are off the first one's is
+  // added in double.
+  double first = 0, off = 0, off_squares = 0, squares = 0;
   for (size_t i = 0; i < n; i += kRowBlock) {
     const size_t count = std::min(kRowBlock, n - i);
-    load(i, count);
-    sum += double{kernels_.sum(v, count)};
+    LayerNormMoments block = {};
+    if (row.residual == nullptr) {
+      block = whole_.moments(row.x + i * size, count);
+    } else {
+      load(i, count);
+      block = kernels_.moments(v, count);
+    }
+    const auto numbers = static_cast<double>(count);
+    // The block's mean has the error of an f32 sum. What the deviations from it
+    // add up to corrects it.
+    const double rest = double{block.rest} / numbers;
+    const double mean = double{block.mean} + rest;
+    if (i == 0) first = mean;
+    const double beside = mean - first;
+    off += numbers * beside;
+    off_squares += numbers * beside * beside;
+    squares += std::max(double{block.squares} - rest * double{block.rest}, 0.0);
   }
   const auto hidden = static_cast<double>(spec_.hidden);
-  const auto mean = static_cast<float>(sum / hidden);
-  // The mean has the error of an f32 sum. What the deviations from it add up to
-  // corrects it.
-  double rest = 0, squares = 0;
-  for (size_t i = 0; i < n; i += kRowBlock) {
-    const size_t count = std::min(kRowBlock, n - i);
-    load(i, count);
-    float block = 0, block_squares = 0;
-    kernels_.deviations(v, count, mean, &block, &block_squares);
-    rest += double{block};
-    squares += double{block_squares};
-  }
+  off /= hidden;
+  squares += std::max(off_squares - off * off * hidden, 0.0);
   if (!std::isfinite(squares) ||
       squares / hidden + double{spec_.eps} < kMinVariance) {
     return NormaliseInDouble(row, args);
   }
-  rest /= hidden;
-  const double variance = std::max(squares / hidden - rest * rest, 0.0);
-  const auto scale =
-      static_cast<float>(1.0 / std::sqrt(variance + double{spec_.eps}));
+  const double mean = first + off;
+  LayerNormScale scale;
+  scale.mean = static_cast<float>(mean);
+  scale.rest = static_cast<float>(mean - double{scale.mean});
+  scale.scale =
+      static_cast<float>(1.0 / std::sqrt(squares / hidden + double{spec_.eps}));
   const auto* const weight = static_cast<const char*>(args.weight.data());
   const auto* const bias = static_cast<const char*>(args.bias.data());
+  const size_t out_size = SizeOf(spec_.out_dtype);
+  const void* const no_weight = nullptr;
+  if (row.residual == nullptr && OneDType()) {
+    return ForEachBlock(n, row.out, out_size, row.stream,
+                        [&](size_t i, size_t count, bool stream) {
+                          if (row.next != nullptr) {
+                            PrefetchL2(row.next + i * size, count * size);
+                          }
+                          whole_.scale(
+                              scale, row.x + i * size,
+                              spec_.weight ? weight + i * parameter : no_weight,
+                              spec_.bias ? bias + i * parameter : no_weight,
+                              count, stream, row.out + i * out_size);
+                        });
+  }
+  alignas(64) float more[kRowBlock];
   for (size_t i = 0; i < n; i += kRowBlock) {
     const size_t count = std::min(kRowBlock, n - i);
     load(i, count);
@@ -187,17 +241,15 @@ void LayerNormPlan::Normalise(const Row& row, const LayerNormArgs& args) const {
     if (row.residual_out != nullptr) {
       x_blocks_.store(v, count, /*stream=*/false, row.residual_out + i * size);
     }
-    kernels_.scale(mean, static_cast<float>(rest), scale, count, v);
     if (spec_.weight) {
       parameter_blocks_.load(weight + i * parameter, count, other);
-      kernels_.multiply(other, count, v);
     }
     if (spec_.bias) {
-      parameter_blocks_.load(bias + i * parameter, count, other);
-      kernels_.add(other, count, v);
+      parameter_blocks_.load(bias + i * parameter, count, more);
     }
-    parameter_blocks_.store(v, count, /*stream=*/false,
-                            row.out + i * SizeOf(spec_.out_dtype));
+    kernels_.scale(scale, v, spec_.weight ? other : nullptr,
+                   spec_.bias ? more : nullptr, count, /*stream=*/false, v);
+    parameter_blocks_.store(v, count, /*stream=*/false, row.out + i * out_size);
   }
 }
 

@@ -13,9 +13,10 @@
 //
 // Without a weight it is 1, and without a bias 0. Arithmetic is in f32, h is
 // not rounded before its norm, and `round` is to the dtype of what is written,
-// to nearest even. The squares are those of h - mean, and the mean is corrected
-// by the sum of h - mean: one that is large beside the deviation costs no
-// digits.
+// to nearest even. The squares are those of h - mean, where each 256 elements
+// have a mean of their own, corrected by the sum of h - mean, and what these
+// are apart is added in double: a mean that is large beside the deviation costs
+// no digits.
 //
 // A NaN or an infinity makes its whole row NaN and affects no other row. A row
 // is computed in double, one element at a time, if its sum or squares exceed
@@ -81,7 +82,7 @@ class LayerNormPlan {
   // nor weight nor bias. rows = 0 does nothing. Allocates nothing; safe to call
   // concurrently. Workers share the rows, or the tokens of a tensor of rank 3.
   // One worker computes a whole row, in an order that depends on hidden alone.
-  // Reads a row three times, of which two from cache.
+  // Reads a row twice, the second time from cache.
   void Execute(const LayerNormArgs& args, Executor& executor) const noexcept;
 
  private:
@@ -91,18 +92,24 @@ class LayerNormPlan {
     const char* residual;
     char* residual_out;
     char* out;
+    const char* next;  // row of x to fetch meanwhile, or null
+    bool stream;       // stores out past the caches
   };
   explicit LayerNormPlan(const LayerNormSpec& spec);
   void NormaliseRows(const AnyTensorView& x, const AnyTensorView& out,
-                     const LayerNormArgs& args, int64_t begin,
-                     int64_t end) const;
+                     const LayerNormArgs& args, int64_t begin, int64_t end,
+                     bool stream) const;
+  bool OneDType() const;
+  bool Streams(const LayerNormArgs& args) const;
   void Normalise(const Row& row, const LayerNormArgs& args) const;
   void NormaliseInDouble(const Row& row, const LayerNormArgs& args) const;
 
   LayerNormSpec spec_;
-  LayerNormKernels kernels_;
+  LayerNormKernels kernels_;          // of blocks of f32
+  LayerNormKernels whole_;            // of rows of x
   RowBlockKernels x_blocks_;          // also stores residual_out
   RowBlockKernels parameter_blocks_;  // weight and bias; stores out
+  int64_t stream_from_bytes_;
 };
 
 }  // namespace quern

@@ -1,31 +1,42 @@
 #ifndef QUERN_OPS_NORM_LAYER_NORM_KERNELS_H_
 #define QUERN_OPS_NORM_LAYER_NORM_KERNELS_H_
 
-// Private seam between the plan (plain C++) and the SIMD translation unit: the
-// functions that are applied to the blocks of ops/row_block_kernels.h.
+// Private seam between the plan (plain C++) and the SIMD translation unit.
 
 #include <cstddef>
 
+#include "quern/core/dtype.h"
+
 namespace quern {
 
-// Sums are taken in an order that depends on n alone.
+// What n numbers x[i] are summed to, in an order that depends on n alone.
+struct LayerNormMoments {
+  float mean;     // of x[i], with the error of an f32 sum
+  float rest;     // sum of x[i] - mean
+  float squares;  // sum of (x[i] - mean)^2
+};
+
+struct LayerNormScale {
+  float mean, rest;  // what is subtracted from each number
+  float scale;
+};
+
+// x, w, b and out are of one dtype, any of f32, bf16 and f16, and need no
+// alignment.
 struct LayerNormKernels {
   const char* target;
-  // v[i] += r[i]
+  // v[i] += r[i] of blocks of f32 (ops/row_block_kernels.h)
   void (*add)(const float* r, size_t n, float* v);
-  // Sum of v[i].
-  float (*sum)(const float* v, size_t n);
-  // Sums of v[i] - mean and of (v[i] - mean)^2.
-  void (*deviations)(const float* v, size_t n, float mean, float* sum,
-                     float* squares);
-  // v[i] = (v[i] - mean - rest) * scale
-  void (*scale)(float mean, float rest, float scale, size_t n, float* v);
-  // v[i] *= w[i]
-  void (*multiply)(const float* w, size_t n, float* v);
+  LayerNormMoments (*moments)(const void* x, size_t n);
+  // out[i] = round((x[i] - mean - rest) * scale * w[i] + b[i]). Without w it is
+  // 1, and without b 0. out may be x. With `stream`, out must be aligned to 64
+  // bytes, and is complete after RowBlockKernels::flush().
+  void (*scale)(const LayerNormScale& scale, const void* x, const void* w,
+                const void* b, size_t n, bool stream, void* out);
 };
 
 // The kernels of the best instruction set this CPU supports.
-LayerNormKernels GetLayerNormKernels();
+LayerNormKernels GetLayerNormKernels(DType dtype);
 
 }  // namespace quern
 

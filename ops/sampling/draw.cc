@@ -2,67 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "quern/ops/sampling/logit_blocks.h"
 #include "quern/ops/sampling/philox.h"
 #include "quern/ops/sampling/sampler.h"
 #include "quern/ops/sampling/sampler_kernels.h"
+#include "quern/ops/sampling/token_order.h"
 
 namespace quern {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The order of typical_p: first what is closest to the mean exponent.
-struct MoreTypical {
-  double Exponent(int32_t id) const {
-    if (logits[id] == rule.largest) return 0.0;
-    return static_cast<double>((logits[id] - rule.largest) / rule.temperature);
-  }
-  bool operator()(int32_t a, int32_t b) const {
-    const double off_a = std::abs(Exponent(a) - mean);
-    const double off_b = std::abs(Exponent(b) - mean);
-    return off_a < off_b || (off_a == off_b && a < b);
-  }
-  const float* logits;
-  const WeightRule& rule;
-  double mean = 0.0;
-};
-
-// The end of the fewest first ids, in the order of `before`, whose weights sum
-// to at least `wanted`: at least one. They are moved to the front. Linear in
-// the number of ids, because each step halves them.
-template <class Before>
-int32_t* FewestThatReach(double wanted, int32_t* begin, int32_t* end,
-                         const float* weights, const Before& before) {
-  constexpr std::ptrdiff_t kFew = 64;
-  const auto weigh = [weights](const int32_t* from, const int32_t* to) {
-    double sum = 0.0;
-    for (; from != to; ++from) sum += static_cast<double>(weights[*from]);
-    return sum;
-  };
-  double sum = 0.0;  // of what lies before `begin`
-  while (end - begin > kFew) {
-    int32_t* const middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, before);
-    const double with_half = sum + weigh(begin, middle);
-    if (with_half >= wanted) {
-      end = middle;
-    } else {
-      sum = with_half;
-      begin = middle;
-    }
-  }
-  std::sort(begin, end, before);
-  while (begin != end) {
-    sum += static_cast<double>(weights[*begin++]);
-    if (sum >= wanted) break;
-  }
-  return begin;
-}
+// Tokens in equal steps of their offset. One bucket is then searched for the
+// last token that is kept, and what lies beyond it is dropped unseen.
+constexpr int kBuckets = 2048;
 
 class Drawing {
  public:
@@ -144,8 +101,7 @@ class Drawing {
     for (int64_t b = 0; b < blocks_.count(); ++b) {
       scratch_.sums[b] = 0.0;
       if (scratch_.largest[b] < rule_.least_logit) continue;
-      kernels_.weights(blocks_[b], rule_, weights);
-      scratch_.sums[b] = kernels_.sum(weights);
+      scratch_.sums[b] = kernels_.weights(blocks_[b], rule_, weights);
       total += scratch_.sums[b];
     }
     return total;
@@ -185,28 +141,55 @@ class Drawing {
     return blocks_.KthLargest(k, scratch_.largest, scratch_.order);
   }
 
-  // Keeps the weights and ids of the logits from `least` on. Returns the sum of
-  // their weights.
+  // Keeps the weights of the logits from `least` on, and their ids in a list.
+  // Returns the sum of the weights.
   double Gather(float least) {
     WeightRule rule = rule_;
     rule.least_logit = std::max(least, rule_.least_logit);
-    num_gathered_ = 0;
+    const double total = GatherWeights(rule);
     end_ = scratch_.ids;
+    ForWeights([&](int32_t id) { *end_++ = id; });
+    return total;
+  }
+  // Keeps all weights, without a list.
+  double GatherAll() {
+    end_ = nullptr;
+    return GatherWeights(rule_);
+  }
+  double GatherWeights(const WeightRule& rule) {
+    num_gathered_ = 0;
     double total = 0.0;
     for (int64_t b = 0; b < blocks_.count(); ++b) {
       if (scratch_.largest[b] < rule.least_logit) continue;
       scratch_.gathered[num_gathered_++] = static_cast<int32_t>(b);
-      float* const weights = WeightsOf(b);
-      kernels_.weights(blocks_[b], rule, weights);
-      total += kernels_.sum(weights);
-      // A padded token has no weight.
-      for (int64_t i = 0; i < kSamplerBlock; ++i) {
-        if (weights[i] > 0.0f) {
-          *end_++ = static_cast<int32_t>(b * kSamplerBlock + i);
-        }
-      }
+      total += kernels_.weights(blocks_[b], rule, WeightsOf(b));
     }
     return total;
+  }
+  // fn(first id, weights) for every block that was gathered.
+  template <class Fn>
+  void ForGathered(const Fn& fn) const {
+    for (int64_t g = 0; g < num_gathered_; ++g) {
+      const int64_t b = scratch_.gathered[g];
+      fn(b * kSamplerBlock, WeightsOf(b));
+    }
+  }
+  // fn(id) for every weight above 0, in the order of ids. A padded token has no
+  // weight.
+  template <class Fn>
+  void ForWeights(const Fn& fn) const {
+    constexpr int64_t kGroup = 8;
+    ForGathered([&](int64_t first, const float* weights) {
+      for (int64_t i = 0; i < kSamplerBlock; i += kGroup) {
+        // Most groups have no weight, and none is -0.
+        uint64_t pairs[kGroup / 2];
+        std::memcpy(pairs, weights + i, sizeof(pairs));
+        if ((pairs[0] | pairs[1] | pairs[2] | pairs[3]) == 0) continue;
+        for (int64_t j = i; j < i + kGroup; ++j) {
+          if (weights[j] > 0.0f) fn(static_cast<int32_t>(first + j));
+        }
+      }
+    });
   }
   double SumGathered() const {
     double total = 0.0;
@@ -215,7 +198,7 @@ class Drawing {
     }
     return total;
   }
-  // Drops the candidates from `kept` on.
+  // Drops the candidates of the list from `kept` on.
   void Drop(int32_t* kept) {
     for (const int32_t* id = kept; id != end_; ++id) {
       scratch_.weights[*id] = 0.0f;
@@ -223,43 +206,122 @@ class Drawing {
     end_ = kept;
   }
 
+  // Where there is no list, drops all tokens that certainly come after the
+  // fewest whose measures sum to `wanted`, and lists those among which the last
+  // of them is. Returns the sum of the measures of what comes before these.
+  // steps: buckets in one unit of the offset.
+  template <class Order, class Measure>
+  double ListTheEdge(double wanted, double steps, const Order& order,
+                     const Measure& measure) {
+    double sums[kBuckets] = {};
+    int32_t* const buckets = scratch_.ids;
+    ForGathered([&](int64_t first, const float* weights) {
+      for (int64_t i = 0; i < kSamplerBlock; ++i) {
+        int32_t bucket = kBuckets;  // without a weight
+        if (weights[i] > 0.0f) {
+          const auto id = static_cast<int32_t>(first + i);
+          const double at = std::min(order.Offset(id) * steps, kBuckets - 1.0);
+          bucket = static_cast<int32_t>(at);
+          sums[bucket] += measure(id);
+        }
+        buckets[first + i] = bucket;
+      }
+    });
+    double before = 0.0;
+    int32_t edge = 0;
+    while (edge < kBuckets - 1 && before + sums[edge] < wanted) {
+      before += sums[edge++];
+    }
+    // The list grows over buckets that were read. Two loops, because whether a
+    // weight is dropped is not to be predicted: a loop that does both and
+    // branches takes ten times as long (Zen 5, 2026).
+    end_ = scratch_.ids;
+    ForGathered([&](int64_t first, float* weights) {
+      const int32_t* const of_block = buckets + first;
+      for (int64_t i = 0; i < kSamplerBlock; ++i) {
+        weights[i] = of_block[i] > edge ? 0.0f : weights[i];
+      }
+      for (int64_t i = 0; i < kSamplerBlock; ++i) {
+        if (of_block[i] == edge) *end_++ = static_cast<int32_t>(first + i);
+      }
+    });
+    return before;
+  }
+
+  // Keeps the top_k_ first of all tokens that have a weight.
+  void KeepTopK(const ByLogit& larger) {
+    int32_t* const begin = scratch_.ids;
+    double before = 0.0;
+    if (end_ == nullptr) {
+      before = ListTheEdge(static_cast<double>(top_k_),
+                           kBuckets / (88.0 * double{rule_.temperature}),
+                           larger, [](int32_t) { return 1.0; });
+    }
+    const int64_t wanted = top_k_ - static_cast<int64_t>(before);
+    if (wanted >= end_ - begin) return;
+    std::nth_element(begin, begin + wanted - 1, end_, larger);
+    Drop(begin + wanted);
+  }
+
+  // Keeps the fewest first tokens whose weights sum to `wanted`.
+  template <class Order>
+  void KeepFewest(double wanted, double steps, const Order& order) {
+    double before = 0.0;
+    if (end_ == nullptr) {
+      before = ListTheEdge(wanted, steps, order, [&](int32_t id) {
+        return static_cast<double>(scratch_.weights[id]);
+      });
+    }
+    Drop(FewestThatReach(wanted, before, scratch_.ids, end_, scratch_.weights,
+                         order));
+  }
+
   // Leaves the weights of what the filters keep.
   void Select() {
-    const LargerLogit larger{logits_};
-    int32_t* const begin = scratch_.ids;
+    const ByLogit larger = {logits_, rule_.largest};
+    const double steps = kBuckets / (88.0 * double{rule_.temperature});
+    const double top_p = static_cast<double>(params_.top_p);
     double total = 0.0;
-    double wanted = 0.0;
+    // Whether the ids of all tokens that are left are in the list.
+    bool listed = false;
     if (top_k_ > 0) {
-      Gather(KthLargestBlock(top_k_));
-      if (top_k_ < end_ - begin) {
-        int32_t* const kth = begin + top_k_ - 1;
-        std::nth_element(begin, kth, end_, larger);
-        Drop(kth + 1);
+      listed = top_k_ <= blocks_.count();
+      if (listed) {
+        Gather(KthLargestBlock(top_k_));
+      } else {
+        GatherAll();
       }
+      KeepTopK(larger);
       total = SumGathered();
-      wanted = static_cast<double>(params_.top_p) * total;
+      if (params_.top_p < 1.0f) {
+        if (!listed) end_ = nullptr;
+        KeepFewest(top_p * total, steps, larger);
+      }
     } else if (params_.top_p < 1.0f) {
-      // A quarter as many of the largest logits as there are blocks often
-      // suffice.
-      wanted = static_cast<double>(params_.top_p) * SumAll();
-      const int64_t few = std::max<int64_t>(blocks_.count() / 4, 1);
-      if (Gather(KthLargestBlock(few)) < wanted) Gather(-kInfinity);
-    } else {
-      total = Gather(-kInfinity);
-    }
-    if (params_.top_p < 1.0f) {
-      Drop(FewestThatReach(wanted, begin, end_, scratch_.weights, larger));
-      total = SumGathered();
-    }
-    if (params_.typical_p < 1.0f) {
-      MoreTypical typical{logits_, rule_};
-      for (const int32_t* id = begin; id != end_; ++id) {
-        typical.mean += static_cast<double>(scratch_.weights[*id]) *
-                        typical.Exponent(*id) / total;
+      // A few of the largest logits often suffice: a sixteenth as many as there
+      // are blocks, or a quarter.
+      const double wanted = top_p * SumAll();
+      for (const int64_t share : {16, 4}) {
+        const int64_t few = std::max<int64_t>(blocks_.count() / share, 1);
+        listed = Gather(KthLargestBlock(few)) >= wanted;
+        if (listed) break;
       }
-      Drop(FewestThatReach(static_cast<double>(params_.typical_p) * total,
-                           begin, end_, scratch_.weights, typical));
+      if (!listed) GatherAll();
+      KeepFewest(wanted, steps, larger);
+    } else {
+      total = GatherAll();
     }
+    if (params_.typical_p == 1.0f) return;
+    if (params_.top_p < 1.0f) total = SumGathered();
+    MoreTypical typical{logits_, rule_};
+    ForWeights([&](int32_t id) {
+      typical.mean +=
+          static_cast<double>(scratch_.weights[id]) * typical.Exponent(id);
+    });
+    typical.mean /= total;
+    if (!listed) end_ = nullptr;
+    KeepFewest(static_cast<double>(params_.typical_p) * total, kBuckets / 88.0,
+               typical);
   }
 
   const float* logits_;
@@ -270,7 +332,7 @@ class Drawing {
   WeightRule rule_;
   int64_t top_k_ = 0;  // 0: all
   int64_t num_gathered_ = 0;
-  int32_t* end_ = nullptr;  // of the candidates
+  int32_t* end_ = nullptr;  // of the list of candidates; null: no list
 };
 
 }  // namespace

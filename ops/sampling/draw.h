@@ -15,7 +15,7 @@ namespace quern {
 // Scratch memory of one worker.
 struct DrawScratch {
   float* weights;     // of every token, padded to whole blocks
-  int32_t* ids;       // candidates
+  int32_t* ids;       // candidates, or the bucket of every token; padded
   float* largest;     // of each block
   float* order;       // the same, to be sorted
   double* sums;       // of each block's weights

@@ -22,7 +22,7 @@ template <typename Allocator>
 DrawScratch LayOut(Allocator& allocator, int64_t vocab, int64_t workers) {
   const int64_t blocks = SamplerBlocks(vocab) * workers;
   return {allocator.template Allocate<float>("weights", kSamplerBlock * blocks),
-          allocator.template Allocate<int32_t>("ids", vocab * workers),
+          allocator.template Allocate<int32_t>("ids", kSamplerBlock * blocks),
           allocator.template Allocate<float>("largest of blocks", blocks),
           allocator.template Allocate<float>("order of blocks", blocks),
           allocator.template Allocate<double>("sums of blocks", blocks),
@@ -31,7 +31,7 @@ DrawScratch LayOut(Allocator& allocator, int64_t vocab, int64_t workers) {
 DrawScratch ScratchOf(const DrawScratch& all, int64_t vocab, int64_t worker) {
   const int64_t blocks = SamplerBlocks(vocab) * worker;
   return {all.weights + kSamplerBlock * blocks,
-          all.ids + vocab * worker,
+          all.ids + kSamplerBlock * blocks,
           all.largest + blocks,
           all.order + blocks,
           all.sums + blocks,

@@ -32,8 +32,8 @@
 // number of workers or the instruction set. A filter that keeps every token
 // changes nothing.
 //
-// Weights are f32, within 6 units of 2^-24 of the equation, relative; sums are
-// double.
+// Weights are f32, within 4 units of 2^-24 of the equation with l[i] - max l
+// rounded to f32, relative. Sums are double.
 
 #include <cstdint>
 
@@ -97,7 +97,8 @@ class SamplerPlan {
   // greedy sampling, twice for a plain draw, min_p and top_p, and once more for
   // top_n_sigma. top_k reads it once and k blocks of 256 logits again, if k is
   // at most vocab / 256. Larger top_k, top_p that needs more than one token in
-  // 1024, and typical_p also list all tokens and select among them.
+  // 1024, and typical_p also count all tokens in buckets, some ten times the
+  // time of a read, and select among those of one bucket.
   void Execute(MatrixView<const float> logits,
                absl::Span<const SamplingParams> params,
                absl::Span<int32_t> tokens, Workspace workspace,

@@ -69,7 +69,7 @@ TEST_P(SamplerFiltersTest, WeightsAreThoseOfTheEquation) {
   EXPECT_RAN_ON(Sampler(1).plan());
   const SamplerKernels best = OnTheBestIsa(&GetSamplerKernels);
   for (const double spread : {0.01, 1.0, 20.0, 80.0, 120.0}) {
-    for (const float temperature : {1.0f, 0.3f, 1.7f}) {
+    for (const float temperature : {1.0f, 0.3f, 1.7f, 0x1p-50f, 0x1p50f}) {
       GuardBuffer<float> logits(Block(rng, -spread, 0));
       logits[7] = kNaN;
       logits[8] = -kInf;
@@ -78,19 +78,35 @@ TEST_P(SamplerFiltersTest, WeightsAreThoseOfTheEquation) {
       rule.temperature = temperature;
       rule.least_logit = -kInf;
       GuardBuffer<float> got(kSamplerBlock), same(kSamplerBlock);
-      kernels.weights(logits.data(), rule, got.data());
-      best.weights(logits.data(), rule, same.data());
+      const double total = kernels.weights(logits.data(), rule, got.data());
+      EXPECT_EQ(total, best.weights(logits.data(), rule, same.data()));
+      EXPECT_EQ(total, kernels.sum(got.data()));
       double want_sum = 0.0;
       for (int64_t i = 0; i < kSamplerBlock; ++i) {
         ASSERT_EQ(got[i], same[i]) << i;
-        const float x = (logits[i] - rule.largest) / temperature;
-        const double want =
-            x >= -87.0f ? std::exp(static_cast<double>(x)) : 0.0;
-        // The rounding of x is the equation's in f32.
+        // The difference is the equation's in f32, and the quotient is not
+        // rounded.
+        const double x = static_cast<double>(logits[i] - rule.largest) /
+                         static_cast<double>(temperature);
+        const double want = x >= -87.0 ? std::exp(x) : 0.0;
         ASSERT_LE(std::abs(static_cast<double>(got[i]) - want),
-                  6 * 0x1p-24 * want)
+                  4 * 0x1p-24 * want)
             << logits[i];
         want_sum += static_cast<double>(got[i]);
+      }
+      // A filter drops weights and changes none.
+      rule.least_logit = -0.25f;
+      rule.least_weight = 0.125f;
+      GuardBuffer<float> filtered(kSamplerBlock);
+      kernels.weights(logits.data(), rule, filtered.data());
+      for (int64_t i = 0; i < kSamplerBlock; ++i) {
+        const bool kept = logits[i] >= -0.25f && got[i] >= 0.125f;
+        ASSERT_EQ(filtered[i], kept ? got[i] : 0.0f) << i;
+      }
+      for (const float value : {-kInf, logits[3], 0.0f, 0.5f}) {
+        EXPECT_EQ(kernels.greater(logits.data(), value),
+                  std::count_if(logits.data(), logits.data() + kSamplerBlock,
+                                [&](float l) { return l > value; }));
       }
       EXPECT_EQ(got[255], 1.0f);
       EXPECT_EQ(got[7], 0.0f);
@@ -224,9 +240,15 @@ TEST_P(SamplerFiltersTest, AgreeWithTheReferenceOnAWholeVocabulary) {
                                          Params(0.7f, 50, 0.9f),
                                          Params(1.0f, 1000),
                                          Params(1.0f, 156, 0.5f),
+                                         Params(1.0f, 1000, 0.9f),
                                          MinP(0.1f),
                                          Sigmas(1.0f),
                                          Typical(0.5f)};
+    for (const int64_t top_k : {0, 1000}) {
+      cases.push_back(Params(0.8f, top_k, 0.9f));
+      cases.back().typical_p = 0.7f;
+      cases.back().top_n_sigma = 2.0f;
+    }
     for (SamplingParams& params : cases) {
       const auto all = ReferenceSampling(logits, params);
       for (int i = 0; i < 8; ++i) {
@@ -248,6 +270,74 @@ TEST_P(SamplerFiltersTest, AgreeWithTheReferenceOnAWholeVocabulary) {
         const double u = PhiloxUniform(params.seed, params.step);
         EXPECT_NEAR(u, before, 0x1p-20 + 2 * most);
       }
+    }
+  }
+}
+
+// One of some 10^9 weights that differ where a product and a sum are rounded to
+// double and then to f32: the first rounding makes a tie of what is none.
+TEST_P(SamplerFiltersTest, WeightsAreFusedWhereNoInstructionFuses) {
+  const SamplerKernels kernels = GetSamplerKernels();
+  EXPECT_RAN_ON(Sampler(1).plan());
+  std::vector<float> logits(kSamplerBlock, -0x1.b3097cp+1f);
+  std::vector<float> weights(kSamplerBlock);
+  WeightRule rule;
+  rule.temperature = 0x1.f619c2p+0f;
+  rule.least_logit = -kInf;
+  kernels.weights(logits.data(), rule, weights.data());
+  EXPECT_EQ(weights[0], 0x1.6a09e2p-3f);
+}
+
+// Weights for which 1 / temperature is no number of f32, or nearly none.
+TEST_P(SamplerFiltersTest, WeightsOfExtremeTemperatures) {
+  const SamplerKernels kernels = GetSamplerKernels();
+  EXPECT_RAN_ON(Sampler(1).plan());
+  std::vector<float> logits(kSamplerBlock, -1.0f), weights(kSamplerBlock);
+  logits[1] = logits[200] = 2.0f;
+  logits[2] = 2.0f - 0x1p-22f;
+  WeightRule rule;
+  rule.largest = 2.0f;
+  rule.least_logit = -kInf;
+  for (const float temperature : {0x1p-149f, 0x1p-127f, 0x1p-61f}) {
+    rule.temperature = temperature;
+    EXPECT_EQ(kernels.weights(logits.data(), rule, weights.data()), 2.0);
+    EXPECT_EQ(weights[1], 1.0f);
+    EXPECT_EQ(weights[200], 1.0f);
+  }
+  for (const float temperature : {0x1p61f, 3e38f}) {
+    rule.temperature = temperature;
+    EXPECT_EQ(kernels.weights(logits.data(), rule, weights.data()), 256.0);
+  }
+}
+
+// Where all tokens are equally far from the first, the lower ids stay, however
+// many of them are looked at together.
+TEST_P(SamplerFiltersTest, KeepTheLowerIdsOfAWholeVocabulary) {
+  EXPECT_RAN_ON(Sampler(1).plan());
+  constexpr int64_t kVocab = 40013;
+  SamplingParams both = Params(1.0f, 30000, 0.5f);
+  SamplingParams hot = Params(3e38f, 15000);
+  const std::vector<SamplingParams> cases = {
+      Params(1.0f, 15000), Params(1.0f, 0, 0.375f), both, hot, Typical(0.375f)};
+  for (const float logit : {-3.0f, kInf}) {
+    const std::vector<float> logits(kVocab, logit);
+    for (SamplingParams params : cases) {
+      const auto kept = static_cast<int32_t>(
+          params.top_k == 15000 || params.top_k == 30000
+              ? 15000
+              : static_cast<int64_t>(std::ceil(0.375 * kVocab)));
+      int32_t most = 0;
+      Sampler sampler(kVocab);
+      for (uint64_t step = 0; step < 12; ++step) {
+        params.step = step;
+        const int32_t token = sampler.Sample(logits, params);
+        most = std::max(most, token);
+        // The draw is u * kept, exactly.
+        EXPECT_EQ(token, static_cast<int32_t>(PhiloxUniform(params.seed, step) *
+                                              kept));
+      }
+      EXPECT_LT(most, kept);
+      EXPECT_GT(most, kept * 3 / 4);
     }
   }
 }

@@ -5,8 +5,9 @@
 // A kernel reads one block of logits or weights. A row's last block is padded
 // by the caller, with -infinity.
 //
-// Results have the same bits on every instruction set: no product is fused with
-// a sum, and sums have a fixed order.
+// Results have the same bits on every instruction set: a product and a sum are
+// rounded once, by arithmetic in double where the CPU cannot fuse them, or each
+// for itself, and sums have a fixed order.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,25 +38,24 @@ struct SamplerMoments {
   int64_t count = 0;
 };
 
-// How many logits of a block are above a number, and how many equal it.
-struct SamplerCounts {
-  int32_t greater = 0;
-  int32_t equal = 0;
-};
-
 struct SamplerKernels {
   const char* target;
   // The largest number; -infinity if all are NaN or -infinity.
   float (*largest)(const float* logits);
   // weights[i] = exp((logits[i] - largest) / temperature), and 1 for a logit
-  // that equals the largest, within 6 units of 2^-24, relative. 0 where the
-  // logit is NaN, where the rule says so, or where the exponent is below -87.
-  void (*weights)(const float* logits, const WeightRule& rule, float* weights);
+  // that equals the largest. 0 where the logit is NaN, where the rule says so,
+  // or where the exponent is below -87. The difference is rounded to f32; the
+  // weight is within 4 units of 2^-24 of what follows from it, relative. If the
+  // largest is infinite or the temperature outside [2^-60, 2^60], the exponent
+  // is rounded to f32, too. Returns the sum of the weights.
+  double (*weights)(const float* logits, const WeightRule& rule,
+                    float* weights);
   // The sum in double: 16 sums of every 16th number, added in pairs.
   double (*sum)(const float* weights);
   // The rule's largest is finite.
   SamplerMoments (*moments)(const float* logits, const WeightRule& rule);
-  SamplerCounts (*counts)(const float* logits, float value);
+  // How many logits are greater than a number.
+  int32_t (*greater)(const float* logits, float value);
 };
 
 // The kernels of the best instruction set this CPU supports.

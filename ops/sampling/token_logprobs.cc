@@ -62,8 +62,7 @@ class Row {
       const float* const block = blocks_[b];
       if (rule_.largest > -kInfinity) {
         float weights[kSamplerBlock];
-        kernels_.weights(block, rule_, weights);
-        total += kernels_.sum(weights);
+        total += kernels_.weights(block, rule_, weights);
       }
       Count(b, block);
       if (scratch_.largest[b] >= least_) Gather(b, block);
@@ -89,13 +88,14 @@ class Row {
       }
       const float value = logits_[id] > -kInfinity ? logits_[id] : -kInfinity;
       if (scratch_.largest[b] < value) continue;
-      const SamplerCounts counts = kernels_.counts(block, value);
-      rank += counts.greater;
-      if (value == -kInfinity) continue;
       const int64_t before = id - b * kSamplerBlock;
-      if (before >= kSamplerBlock) {
-        rank += counts.equal;
-      } else if (before > 0) {
+      if (value > -kInfinity && before >= kSamplerBlock) {
+        // Equal ones come before it, too.
+        rank += kernels_.greater(block, std::nextafter(value, -kInfinity));
+        continue;
+      }
+      rank += kernels_.greater(block, value);
+      if (value > -kInfinity && before > 0) {
         rank += static_cast<int32_t>(std::count(block, block + before, value));
       }
     }
