@@ -189,10 +189,10 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
     c.value_dim = l.value_dim;
     c.shared_experts = l.shared_experts;
     c.experts_sum_to_one = false;
-    c.yarn_factor = l.yarn_factor;
-    c.yarn_original = l.yarn_original;
-    c.yarn_log_mul = l.yarn_log_mul;
   }
+  c.yarn_factor = s.latent.yarn_factor;
+  c.yarn_original = s.latent.yarn_original;
+  c.yarn_log_mul = s.latent.yarn_log_mul;
   // Granite's, but for the divisor of logits, so that these are of order 1.
   c.rope = r.kinds.empty();
   c.embedding_scale = 12;

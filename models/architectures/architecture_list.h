@@ -31,6 +31,7 @@ namespace quern {
   X(kGraniteMoe)               \
   X(kGraniteHybrid)            \
   X(kDeepseek2)                \
+  X(kGptOss)                   \
   X(kQwen3Next)
 
 #define QUERN_DECLARE(name) extern const Architecture name;

@@ -50,6 +50,9 @@ enum class ModelPart : uint8_t {
   kOwnGateUp,     // gate and up have tensors of their own
   kLocalRope,     // local layers have a rotary base of their own, unscaled
   kLinearRope,    // positions are divided by a number
+  kSinks,         // scores of a head compete with a number of the head's own
+  kOutputBias,    // attention's last matrix has a bias
+  kMixtureBias,   // the router and the matrices of experts have biases
   kCount,         // the number of parts
 };
 constexpr size_t kNumModelParts = static_cast<size_t>(ModelPart::kCount);

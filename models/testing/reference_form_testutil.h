@@ -36,6 +36,12 @@ struct ReferenceForm {
   bool pre_norms = true;  // parts take the norm of x, not x
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
+  // gpt-oss's gated activation, with alpha 1.702 and limit 7.
+  bool swiglu_oai = false;
+  // YaRN: how much longer the context became, 0 for none, and the context
+  // before.
+  double yarn_factor = 0, yarn_original = 0;
+  bool yarn_truncates = true;
   double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
   double divisor = 1;                       // of a query's dot products
   double attention_cap = 0, logit_cap = 0;  // 0: none
@@ -92,6 +98,20 @@ struct ReferenceForm {
     if (architecture == "phi3" && file.Has(window)) {
       form.window = *file.GetInt(window);
       form.window_interval = 0;
+    }
+    const auto key_of = [&](const char* name) {
+      return absl::StrCat(architecture, ".", name);
+    };
+    if (file.Has(key_of("rope.scaling.type")) &&
+        *file.GetString(key_of("rope.scaling.type")) == "yarn") {
+      form.yarn_factor = f32(key_of("rope.scaling.factor"));
+      form.yarn_original = static_cast<double>(
+          *file.GetInt(key_of("rope.scaling.original_context_length")));
+    }
+    if (architecture == "gpt-oss") {
+      form.swiglu_oai = true;
+      form.yarn_truncates = false;
+      form.window = *file.GetInt(window);
     }
     if (architecture == "glm4") {
       form.post_attention_norm = form.post_ffw_norm = true;

@@ -38,7 +38,7 @@
 // The rules kDeepSeekLlm are of another kind (deepseek_words.h).
 //
 // The words together are the text. A byte that is not part of valid UTF-8
-// counts as a character of no category.
+// counts as U+FFFD, which is in S.
 
 #include <cstddef>
 

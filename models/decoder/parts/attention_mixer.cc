@@ -57,6 +57,10 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
     QUERN_ASSIGN_OR_RETURN(m->q_norm_, loader.Norm(q, layer));
     QUERN_ASSIGN_OR_RETURN(m->k_norm_, loader.Norm(k, layer));
   }
+  if (config.Has(ModelPart::kSinks)) {
+    QUERN_ASSIGN_OR_RETURN(m->sinks_,
+                           loader.Vector(TensorId::kAttnSinks, layer));
+  }
   return std::unique_ptr<Mixer>(std::move(m));
 }
 
@@ -144,7 +148,11 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   const AnyTensorView attended = DenseAny(out_.rows(), s.attended, t, q_cols);
   const AnyTensorView to =
       gated ? DenseMatrix<float>(s.ungated, t, q_cols) : attended;
-  pool.Attend(pool_layer_, q, s.queries,
+  const AnyTensorView sinks =
+      sinks_.bytes() == 0
+          ? AnyTensorView()
+          : DenseVector<const float>(sinks_.data<float>(), q_heads_);
+  pool.Attend(pool_layer_, q, s.queries, sinks,
               AnyTensorView(to.dtype(), to.mutable_data(), 3,
                             {t, q_heads_, head_dim_}, {q_cols, head_dim_, 1}),
               executor);

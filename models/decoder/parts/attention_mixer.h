@@ -8,7 +8,8 @@
 //   each head of q and k: rms_norm, with kHeadNorms; all of q, and all of k,
 //       with kWholeNorms
 //   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
-//   y = residual + W_out (attention(q, pool) * sigmoid(gate))
+//   y = residual + W_out (attention(q, pool) * sigmoid(gate)) + b_out, where
+//       attention may have sinks (attention/paged_attention.h)
 
 #include <cstdint>
 #include <memory>
@@ -63,7 +64,8 @@ class AttentionMixer final : public Mixer {
   // f32[head_dim] with kHeadNorms; f32[q_cols] and f32[kv_cols] with
   // kWholeNorms.
   AlignedBuffer q_norm_, k_norm_;
-  Matrix out_;  // this rank's heads -> hidden
+  AlignedBuffer sinks_;  // f32[q_heads] with kSinks
+  Matrix out_;           // this rank's heads -> hidden
 };
 
 }  // namespace quern
