@@ -31,6 +31,7 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     shape.layers = layers;
     shape.mixture = shape.architecture == "granitehybrid";
     shape.shared_ffn = 96;
+    shape.yarn = shape.architecture == "gpt-oss";
     if (shape.architecture == "lfm2moe") {
       shape.experts = 7;
       shape.experts_used = 2;
@@ -162,6 +163,21 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     felt([](Form& f) { f.post_ffw_norm = false; });
     felt([](Form& f) { f.rope_pairs = true; });
   }
+  const auto oss = [&](auto&& change) {
+    EXPECT_GT(distance("gpt-oss", change), kFelt);
+  };
+  oss([](Form& f) { f.sinks = false; });
+  oss([](Form& f) { f.output_bias = false; });
+  oss([](Form& f) { f.logit_bias = false; });
+  oss([](Form& f) { f.expert_bias = false; });
+  oss([](Form& f) { f.swiglu_oai = false; });
+  oss([](Form& f) { f.window = 0; });
+  oss([](Form& f) { f.window_interval = 0; });
+  oss([](Form& f) { f.k_bias = false; });
+  oss([](Form& f) { f.experts_used = 2; });
+  oss([](Form& f) { f.yarn_factor = 0; });
+  oss([](Form& f) { f.yarn_truncates = true; });
+  oss([](Form& f) { f.rope_pairs = true; });
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);

@@ -145,7 +145,7 @@ class ReferenceDecoder {
     if (file_.HasTensor(blk + "attn_output.weight")) {
       DoubleRows y = Times(Attention(layer, h), blk + "attn_output.weight");
       const std::string bias = blk + "attn_output.bias";
-      if (file_.HasTensor(bias)) AddToEach(y, bias);
+      if (form_.output_bias && file_.HasTensor(bias)) AddToEach(y, bias);
       return y;
     }
     if (form_.key_heads > 0) {
@@ -224,7 +224,7 @@ class ReferenceDecoder {
 
   DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
     DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
-    if (file_.HasTensor(blk + "ffn_gate_inp.bias")) {
+    if (form_.logit_bias && file_.HasTensor(blk + "ffn_gate_inp.bias")) {
       AddToEach(logits, blk + "ffn_gate_inp.bias");
     }
     const size_t experts = logits[0].size();
@@ -240,7 +240,8 @@ class ReferenceDecoder {
       const auto first = all.rows.begin() + static_cast<int64_t>(expert) * rows;
       Weights one = {DoubleRows(first, first + rows), all.int8_rows};
       const std::string biases = absl::StrCat(blk, name, ".bias");
-      if (file_.HasTensor(biases)) one.bias = Matrix(biases)[expert];
+      if (form_.expert_bias && file_.HasTensor(biases))
+        one.bias = Matrix(biases)[expert];
       return one;
     };
     DoubleRows y(x.size(), std::vector<double>(x[0].size()));
@@ -457,9 +458,10 @@ class ReferenceDecoder {
       Rotate(q, local);
       Rotate(k, local);
     }
-    const std::vector<double> sinks = file_.HasTensor(blk + "attn_sinks.weight")
-                                          ? Matrix(blk + "attn_sinks.weight")[0]
-                                          : std::vector<double>();
+    const std::vector<double> sinks =
+        form_.sinks && file_.HasTensor(blk + "attn_sinks.weight")
+            ? Matrix(blk + "attn_sinks.weight")[0]
+            : std::vector<double>();
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
     DoubleRows out(q.size(), std::vector<double>(q[0].size()));

@@ -38,6 +38,9 @@ struct ReferenceForm {
   bool gelu = false;  // gelu by tanh, instead of silu
   // gpt-oss's gated activation, with alpha 1.702 and limit 7.
   bool swiglu_oai = false;
+  // Whether these have an effect where the file has them: attention's sinks,
+  // the bias of its last matrix, those of routers and of experts' matrices.
+  bool sinks = true, output_bias = true, logit_bias = true, expert_bias = true;
   // YaRN: how much longer the context became, 0 for none, and the context
   // before.
   double yarn_factor = 0, yarn_original = 0;
