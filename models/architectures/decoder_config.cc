@@ -384,6 +384,9 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
         return file.HasTensor(TensorName(TensorId::kRopeFactors));
       case ModelPart::kOutputMatrix:
         return file.HasTensor(TensorName(TensorId::kOutput));
+      case ModelPart::kHeadNorms:
+        return file.HasTensor(TensorName(TensorId::kAttnQNorm)) ||
+               file.HasTensor(TensorName(TensorId::kAttnKNorm));
       case ModelPart::kQkvBias:
         return file.HasTensor(TensorName(TensorId::kAttnQBias)) ||
                file.HasTensor(TensorName(TensorId::kAttnKBias)) ||

@@ -83,7 +83,9 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   constexpr int64_t kMaxUngrouped = 64;
   const std::string groups = NameOf(architecture, "expert_group_count");
   if (!file.Has(groups)) {
-    if (c.experts <= kMaxUngrouped) return absl::OkStatus();
+    if (!c.Has(ModelPart::kLatent) || c.experts <= kMaxUngrouped) {
+      return absl::OkStatus();
+    }
     return Unimplemented(kOp, NameOf(architecture, "expert_count"), "=",
                          c.experts, " without ", groups, "; need ", groups,
                          "=1, or at most ", kMaxUngrouped,

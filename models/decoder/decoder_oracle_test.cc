@@ -170,7 +170,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
   shape.mixture = true;
   for (const char* architecture :
        {"llama", "qwen3moe", "granitehybrid", "granitemoe", "lfm2moe",
-        "qwen3next", "gpt-oss"}) {
+        "qwen3next", "gpt-oss", "qwen2moe", "olmoe"}) {
     shape.architecture = architecture;
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
@@ -285,7 +285,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryShapeOfDeltaNets) {
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleWithoutBiasesThatMayBe) {
-  for (const char* architecture : {"glm4", "ernie4_5"}) {
+  for (const char* architecture : {"glm4", "ernie4_5", "glm4moe"}) {
     SmallDecoder shape;
     shape.architecture = architecture;
     shape.biases = false;

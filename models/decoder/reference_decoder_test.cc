@@ -32,7 +32,10 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     shape.mixture = shape.architecture == "granitehybrid";
     shape.shared_ffn = 96;
     shape.yarn = shape.architecture == "gpt-oss";
-    if (shape.architecture == "lfm2moe") {
+    if (shape.architecture == "qwen2moe" || shape.architecture == "olmoe") {
+      shape.experts = 7;
+    }
+    if (shape.architecture == "lfm2moe" || shape.architecture == "glm4moe") {
       shape.experts = 7;
       shape.experts_used = 2;
       shape.gating = DecoderConfig::kSigmoid;
@@ -163,6 +166,34 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     felt([](Form& f) { f.post_ffw_norm = false; });
     felt([](Form& f) { f.rope_pairs = true; });
   }
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.late_norms = false; }),
+            kFelt);
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.q_norm = false; }),
+            kFelt);
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.rope_pairs = true; }),
+            kFelt);
+  for (const char* shares : {"qwen2moe", "olmoe"}) {
+    SCOPED_TRACE(shares);
+    EXPECT_GT(distance(shares, [](Form& f) { f.renormalize = true; }), kFelt);
+    EXPECT_GT(distance(shares, [](Form& f) { f.experts_used = 1; }), kFelt);
+    EXPECT_GT(distance(shares, [](Form& f) { f.rope_pairs = true; }), kFelt);
+  }
+  EXPECT_GT(distance("olmoe", [](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.q_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.shared_gate = false; }),
+            kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.shared_expert = false; }),
+            kFelt);
+  const auto glm_moe = [&](auto&& change) {
+    EXPECT_GT(distance("glm4moe", change), kFelt);
+  };
+  glm_moe([](Form& f) { f.sigmoid_scores = false; });
+  glm_moe([](Form& f) { f.router_bias = false; });
+  glm_moe([](Form& f) { f.expert_scale = 1; });
+  glm_moe([](Form& f) { f.shared_expert = false; });
+  glm_moe([](Form& f) { f.k_norm = false; });
+  glm_moe([](Form& f) { f.v_bias = false; });
+  glm_moe([](Form& f) { f.rope_pairs = true; });
   const auto oss = [&](auto&& change) {
     EXPECT_GT(distance("gpt-oss", change), kFelt);
   };

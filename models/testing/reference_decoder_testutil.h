@@ -302,7 +302,8 @@ class ReferenceDecoder {
     for (size_t i = 0; i < scores.size(); ++i) {
       if (biased[i] >= least) sum += scores[i];
     }
-    return biased[e] < least ? 0 : scores[e] / sum;
+    if (biased[e] < least) return 0;
+    return form_.renormalize ? scores[e] / sum : scores[e];
   }
 
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {
@@ -451,13 +452,17 @@ class ReferenceDecoder {
     if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
     if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
-    if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
-    if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
+    const auto norm_heads = [&] {
+      if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
+      if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
+    };
+    if (!form_.late_norms) norm_heads();
     const int64_t gap = form_.rope_gap;
     if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
       Rotate(q, local);
       Rotate(k, local);
     }
+    if (form_.late_norms) norm_heads();
     const std::vector<double> sinks =
         form_.sinks && file_.HasTensor(blk + "attn_sinks.weight")
             ? Matrix(blk + "attn_sinks.weight")[0]

@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
   m->local_ = config.IsLocal(layer);
   if (operators.has_head_norms()) {
     m->whole_norms_ = config.Has(ModelPart::kWholeNorms);
+    m->late_norms_ = config.Has(ModelPart::kLateHeadNorms);
     const auto q =
         m->whole_norms_ ? TensorId::kAttnWholeQNorm : TensorId::kAttnQNorm;
     const auto k =
@@ -125,7 +126,7 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   };
   const auto q = heads(0, q_heads_), k = heads(k_at, kv_heads_),
              v = heads(k_at + kv_cols, kv_heads_);
-  if (operators_->has_head_norms()) {
+  const auto normalise = [&] {
     // What is normalised together, [tokens, pieces, elements].
     const auto pieces = [&](int64_t column, int64_t width) {
       const int64_t dim = whole_norms_ ? width : head_dim_;
@@ -139,10 +140,13 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
         k_pieces,
         DenseVector<const float>(k_norm_.data<float>(), k_pieces.extent(2)),
         scratch, executor);
-  }
+  };
+  const bool norms = operators_->has_head_norms();
+  if (norms && !late_norms_) normalise();
   if (rotates_) {
     operators_->Rotate(local_, step.positions, q, k, scratch, executor);
   }
+  if (norms && late_norms_) normalise();
   pool.Write(pool_layer_, k, v, executor);
   const bool gated = operators_->has_gate();
   const AnyTensorView attended = DenseAny(out_.rows(), s.attended, t, q_cols);
