@@ -181,18 +181,19 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ssm_state = r.ssm_state;
   // Used in models whose files say how experts are scored.
   c.leading_dense = std::min(s.latent.leading_dense, s.layers - 1);
-  if (!r.kinds.empty()) c.gating = DecoderConfig::kSigmoid;
+  const bool glm = s.architecture == "glm4moe";
+  if (!r.kinds.empty() || glm) c.gating = DecoderConfig::kSigmoid;
   if (const RandomLatent& l = s.latent; l.kv_lora > 0) {
     c.kv_lora = l.kv_lora;
     c.q_lora = l.q_lora;
     c.rope_dim = l.rope;
     c.value_dim = l.value_dim;
-    c.shared_experts = l.shared_experts;
     c.experts_sum_to_one = false;
-    c.yarn_factor = l.yarn_factor;
-    c.yarn_original = l.yarn_original;
-    c.yarn_log_mul = l.yarn_log_mul;
   }
+  c.shared_experts = s.latent.shared_experts;
+  c.yarn_factor = s.latent.yarn_factor;
+  c.yarn_original = s.latent.yarn_original;
+  c.yarn_log_mul = s.latent.yarn_log_mul;
   // Granite's, but for the divisor of logits, so that these are of order 1.
   c.rope = r.kinds.empty();
   c.embedding_scale = 12;
@@ -209,7 +210,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
                part == ModelPart::kQkvBias ||
                (part == ModelPart::kRouterBias &&
-                !s.recurrence.kinds.empty()) ||
+                (!s.recurrence.kinds.empty() || s.architecture == "glm4moe")) ||
                (part == ModelPart::kLocalLayers && s.window > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kQueryLora && s.latent.q_lora > 0) ||

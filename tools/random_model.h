@@ -61,8 +61,8 @@ struct RandomLatent {
   // Layers before the first with experts, also in models without latents.
   int64_t leading_dense = 0;
   int64_t shared_experts = 0;  // each as wide as one of the others
-  // YaRN: how much longer the context became, the context before, and a tenth
-  // of mscale_all_dim.
+  // YaRN, also in models without latents: how much longer the context became,
+  // the context before, and, with latents, a tenth of mscale_all_dim.
   float yarn_factor = 0;
   int64_t yarn_original = 0;
   float yarn_log_mul = 0;

@@ -19,6 +19,12 @@ constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
 // Two matrices of queries, as llama.cpp wants them of all models but
 // DeepSeek-V2-Lite, which it knows by its number of layers.
 constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f, 96};
+// Without recurrent layers: columns of a shared expert.
+constexpr RandomRecurrence kSharedOf96 = {"", 0, 0, 0, 0, 0, 0, 0, 96};
+constexpr RandomLatent kOneDenseShared = {0, 0, 0, 1, 1};
+// Without latents: YaRN alone.
+constexpr RandomLatent kYarn32 = {0, 0, 0, 0, 0, 32, 4096};
+constexpr RandomLatent kTinyYarn = {0, 0, 0, 0, 0, 8, 64};
 constexpr RandomRecurrence kQwen3NextLayers = {"",  4, 4096, 32, 16,
                                                128, 4, 64,   512};
 constexpr RandomRecurrence kTinyQwen3NextLayers = {"", 4, 128, 8, 4,
@@ -70,6 +76,8 @@ constexpr RandomModelShape kShapes[] = {
      1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
     {"deepseek2_lite", 27, 2048, 16, 16, 192, 10944, 102400, 163840, 10000,
      1e-6f, "deepseek2", 0, 0, 64, 6, 1408, kNoRecurrence, kLatentLite},
+    {"gpt_oss_20b", 24, 2880, 64, 8, 64, 2880, 201088, 131072, 150000, 1e-5f,
+     "gpt-oss", 128, 0, 32, 4, 2880, kNoRecurrence, kYarn32},
     {"qwen3_next_80b_a3b", 48, 2048, 16, 2, 256, 5120, 151936, 262144, 1e7f,
      1e-6f, "qwen3next", 0, 0, 512, 10, 512, kQwen3NextLayers},
     // Small shapes for tests, which take a moment to write and to run.
@@ -108,6 +116,16 @@ constexpr RandomModelShape kShapes[] = {
      "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
     {"tiny_deepseek2", 3, 64, 4, 4, 64, 160, 320, 256, 10000, 1e-6f,
      "deepseek2", 0, 0, 8, 3, 96, kNoRecurrence, kTinyLatent},
+    {"tiny_qwen2moe", 2, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-6f, "qwen2moe",
+     0, 0, 8, 2, 96, kSharedOf96},
+    {"tiny_olmoe", 2, 64, 4, 4, 16, 160, 320, 256, 10000, 1e-5f, "olmoe", 0, 0,
+     8, 2, 160},
+    {"tiny_glm4moe", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "glm4moe", 0,
+     0, 8, 2, 96, kTinyHalfRotated, kOneDenseShared},
+    {"tiny_hunyuan", 2, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
+     "hunyuan-dense"},
+    {"tiny_gpt_oss", 2, 64, 4, 2, 32, 160, 320, 256, 150000, 1e-5f, "gpt-oss",
+     6, 0, 8, 2, 96, kNoRecurrence, kTinyYarn},
     {"tiny_qwen3next", 4, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3next",
      0, 0, 8, 2, 96, kTinyQwen3NextLayers},
 };

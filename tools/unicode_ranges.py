@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes models/tokenizer/unicode_ranges.h: which code points are letters, numbers and white space.
+"""Writes models/tokenizer/unicode_ranges.h: classes of code points, such as letters, numbers and white space.
 
 usage: tools/unicode_ranges.py /usr/share/unicode > models/tokenizer/unicode_ranges.h
 
-Reads UnicodeData.txt (general categories L* and N*) and PropList.txt (the property White_Space) of the folder, which
-is that of Debian's package unicode-data. The version written is that of PropList.txt.
+Reads UnicodeData.txt (general categories) and PropList.txt (the property White_Space) of the folder, which is that of
+Debian's package unicode-data. The version written is that of PropList.txt.
 """
 import pathlib
 import re
@@ -14,7 +14,10 @@ folder = pathlib.Path(sys.argv[1])
 proplist = (folder / "PropList.txt").read_text(encoding="utf-8")
 version = re.match(r"# PropList-([\d.]+)\.txt", proplist).group(1)
 
-kinds = {}  # code point -> 'L', 'N' or 'S'
+# General categories, and the class's name in the table.
+CLASS_OF = {"Lu": "U", "Lt": "U", "Ll": "L", "Lm": "O", "Lo": "O", "M": "M", "N": "N", "P": "P", "S": "Y"}
+
+kinds = {}  # code point -> a name of CLASS_OF, or "S"
 first = None
 for line in (folder / "UnicodeData.txt").read_text(encoding="utf-8").splitlines():
     code, name, category = line.split(";")[:3]
@@ -23,8 +26,8 @@ for line in (folder / "UnicodeData.txt").read_text(encoding="utf-8").splitlines(
         first = code
         continue
     for point in range(code if first is None else first, code + 1):
-        if category[0] in "LN":
-            kinds[point] = category[0]
+        if kind := CLASS_OF.get(category) or CLASS_OF.get(category[0]):
+            kinds[point] = kind
     first = None
 for begin, end in re.findall(r"^([0-9A-F]+)(?:\.\.([0-9A-F]+))? *; White_Space\b", proplist, re.MULTILINE):
     for point in range(int(begin, 16), int(end or begin, 16) + 1):
@@ -44,12 +47,11 @@ for item in items:
     if len(lines[-1]) + 1 + len(item) > 80:
         lines.append("")
     lines[-1] += (" " if lines[-1] else "    ") + item
-print(f"""#ifndef QUERN_MODELS_UNICODE_RANGES_H_
-#define QUERN_MODELS_UNICODE_RANGES_H_
+print(f"""#ifndef QUERN_MODELS_TOKENIZER_UNICODE_RANGES_H_
+#define QUERN_MODELS_TOKENIZER_UNICODE_RANGES_H_
 
 // Written by tools/unicode_ranges.py from the data files of Unicode {version};
-// their licence: third_party/unicode. Letters are the general categories L*,
-// numbers N*, spaces the property White_Space.
+// their licence: third_party/unicode.
 
 #include "quern/models/tokenizer/unicode_class.h"
 
@@ -60,8 +62,13 @@ struct Range {{
   CharClass char_class;
 }};
 
-inline constexpr CharClass L = CharClass::kLetter;
+inline constexpr CharClass U = CharClass::kUpper;
+inline constexpr CharClass L = CharClass::kLower;
+inline constexpr CharClass O = CharClass::kOtherLetter;
+inline constexpr CharClass M = CharClass::kMark;
 inline constexpr CharClass N = CharClass::kNumber;
+inline constexpr CharClass P = CharClass::kPunctuation;
+inline constexpr CharClass Y = CharClass::kSymbol;
 inline constexpr CharClass S = CharClass::kSpace;
 
 // {len(ranges)} ranges that do not overlap, in ascending order.
@@ -73,4 +80,4 @@ inline constexpr Range kRanges[] = {{
 
 }}  // namespace quern::unicode
 
-#endif  // QUERN_MODELS_UNICODE_RANGES_H_""")
+#endif  // QUERN_MODELS_TOKENIZER_UNICODE_RANGES_H_""")

@@ -69,6 +69,7 @@ void SetLatent(DecoderConfig& c) {
   if (!c.Has(ModelPart::kQueryLora)) c.q_lora = 0;
   if (!c.Has(ModelPart::kLatent)) {
     c.kv_lora = 0;
+    c.yarn_log_mul = 0;
     return;
   }
   const bool lora = c.Has(ModelPart::kQueryLora);

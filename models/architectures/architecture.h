@@ -118,8 +118,9 @@ enum class Extent : uint8_t {
   kSsmGates,     // two for each head
   kQkvRows,      // of q, k and v together
   kGateUpRows,   // of gate and up together
+  kQueryHeads,
 };
-constexpr size_t kNumExtents = 33;
+constexpr size_t kNumExtents = 34;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
@@ -150,6 +151,8 @@ enum class TensorId : uint8_t {
   kAttnWholeQNorm,
   kAttnWholeKNorm,
   kAttnOutput,
+  kAttnOutputBias,
+  kAttnSinks,
   kLatentQ,
   kLatentQA,
   kLatentQANorm,
@@ -186,9 +189,13 @@ enum class TensorId : uint8_t {
   kFfnDown,
   kRouter,
   kRouterBias,
+  kRouterLogitBias,
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kExpertGateBias,
+  kExpertUpBias,
+  kExpertDownBias,
   kSharedGate,
   kSharedUp,
   kSharedDown,

@@ -12,6 +12,7 @@ namespace quern {
   X(kLlama)                    \
   X(kQwen2)                    \
   X(kQwen2Vl)                  \
+  X(kQwen2Moe)                 \
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
   X(kQwen3Vl)                  \
@@ -19,10 +20,13 @@ namespace quern {
   X(kGemma2)                   \
   X(kGemma3)                   \
   X(kOlmo2)                    \
+  X(kOlmoe)                    \
   X(kExaone4)                  \
   X(kSmolLm3)                  \
   X(kPhi3)                     \
   X(kGlm4)                     \
+  X(kGlm4Moe)                  \
+  X(kHunyuanDense)             \
   X(kErnie45)                  \
   X(kSeedOss)                  \
   X(kLfm2)                     \
@@ -31,6 +35,7 @@ namespace quern {
   X(kGraniteMoe)               \
   X(kGraniteHybrid)            \
   X(kDeepseek2)                \
+  X(kGptOss)                   \
   X(kQwen3Next)
 
 #define QUERN_DECLARE(name) extern const Architecture name;

@@ -50,6 +50,10 @@ constexpr TensorEntry kTensors[] = {
      E::kKeyCols, E::kOne, P::kWholeNorms | P::kAttention},
     {TensorId::kAttnOutput, "attn_output.weight", true, R::kMatrixIntoStream,
      E::kQueryCols, E::kHidden, P::kAttention},
+    {TensorId::kAttnOutputBias, "attn_output.bias", true, R::kBias, E::kHidden,
+     E::kOne, P::kAttention | P::kOutputBias},
+    {TensorId::kAttnSinks, "attn_sinks.weight", true, R::kBias, E::kQueryHeads,
+     E::kOne, P::kAttention | P::kSinks},
     {TensorId::kLatentQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
      E::kQueryCols, P::kPlainQuery},
     {TensorId::kLatentQA, "attn_q_a.weight", true, R::kMatrix, E::kHidden,
@@ -122,12 +126,20 @@ constexpr TensorEntry kTensors[] = {
      E::kExperts, P::kExperts},
     {TensorId::kRouterBias, "exp_probs_b.bias", true, R::kBias, E::kExperts,
      E::kOne, P::kRouterBias},
+    {TensorId::kRouterLogitBias, "ffn_gate_inp.bias", true, R::kBias,
+     E::kExperts, E::kOne, P::kExperts | P::kMixtureBias},
     {TensorId::kExpertGate, "ffn_gate_exps.weight", true, R::kMatrix,
      E::kHidden, E::kExpertFfn, P::kExperts, E::kExperts},
     {TensorId::kExpertUp, "ffn_up_exps.weight", true, R::kMatrix, E::kHidden,
      E::kExpertFfn, P::kExperts, E::kExperts},
     {TensorId::kExpertDown, "ffn_down_exps.weight", true, R::kMatrixIntoStream,
      E::kExpertFfn, E::kHidden, P::kExperts, E::kExperts},
+    {TensorId::kExpertGateBias, "ffn_gate_exps.bias", true, R::kBias,
+     E::kExpertFfn, E::kOne, P::kExperts | P::kMixtureBias, E::kExperts},
+    {TensorId::kExpertUpBias, "ffn_up_exps.bias", true, R::kBias, E::kExpertFfn,
+     E::kOne, P::kExperts | P::kMixtureBias, E::kExperts},
+    {TensorId::kExpertDownBias, "ffn_down_exps.bias", true, R::kBias,
+     E::kHidden, E::kOne, P::kExperts | P::kMixtureBias, E::kExperts},
     {TensorId::kSharedGate, "ffn_gate_shexp.weight", true, R::kMatrix,
      E::kHidden, E::kSharedFfn, P::kSharedExpert},
     {TensorId::kSharedUp, "ffn_up_shexp.weight", true, R::kMatrix, E::kHidden,
@@ -222,6 +234,8 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
       return c.query_rows() + 2 * c.kv_cols();
     case Extent::kGateUpRows:
       return 2 * c.ffn;
+    case Extent::kQueryHeads:
+      return c.q_heads;
     case Extent::kQueryGroups:
       return c.Has(ModelPart::kAttnGate) ? c.q_heads : 1;
     case Extent::kSsmHeadCols:

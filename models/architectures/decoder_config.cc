@@ -262,6 +262,7 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("attention.head_count * key_length"),
                  c.q_cols(), 1, DecoderConfig::kMaxDim));
+  QUERN_RETURN_IF_ERROR(CheckYarn(c, keys.Name("")));
   if (c.Has(ModelPart::kLatent)) {
     QUERN_RETURN_IF_ERROR(CheckLatentShape(c, keys.Name("")));
   } else {
@@ -383,6 +384,9 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
         return file.HasTensor(TensorName(TensorId::kRopeFactors));
       case ModelPart::kOutputMatrix:
         return file.HasTensor(TensorName(TensorId::kOutput));
+      case ModelPart::kHeadNorms:
+        return file.HasTensor(TensorName(TensorId::kAttnQNorm)) ||
+               file.HasTensor(TensorName(TensorId::kAttnKNorm));
       case ModelPart::kQkvBias:
         return file.HasTensor(TensorName(TensorId::kAttnQBias)) ||
                file.HasTensor(TensorName(TensorId::kAttnKBias)) ||

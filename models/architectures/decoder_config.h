@@ -26,7 +26,7 @@ struct DecoderConfig {
       ModelPart::kStates;
   static constexpr ModelParts kMixtureParts =
       ModelPart::kExperts | ModelPart::kSharedExpert | ModelPart::kSharedGate |
-      ModelPart::kRouterBias;
+      ModelPart::kRouterBias | ModelPart::kMixtureBias;
 
   std::string architecture;  // one of models/architectures/architecture.h
   std::string name;          // general.name, or ""
@@ -62,9 +62,10 @@ struct DecoderConfig {
   int64_t kv_lora = 0;  // elements of a latent
   int64_t q_lora = 0;   // with kQueryLora: elements between the two matrices
   // With kYarn; else 0.
-  float yarn_factor = 0;      // how much longer the context became
-  int64_t yarn_original = 0;  // the context before
-  float yarn_log_mul = 0;     // a tenth of mscale_all_dim
+  float yarn_factor = 0;       // how much longer the context became
+  int64_t yarn_original = 0;   // the context before
+  float yarn_log_mul = 0;      // a tenth of mscale_all_dim, with kLatent
+  bool yarn_truncates = true;  // see RotaryScaling::truncate
   // Which layers remember a sequence in a state of fixed size, and do not
   // attend to its keys: 1 for these, 0 for the others; empty if no layer does.
   std::vector<uint8_t> recurrent;

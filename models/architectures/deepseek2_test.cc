@@ -183,8 +183,10 @@ TEST(DeepseekConfigTest, RefusesWhatIsNotThere) {
            w.Key("llama.rope.scaling.type", "none");
            w.Key("llama.rope.scaling.attn_factor", 0.5f);
          });
-  refuse(llama, "llama.rope.scaling.type is 'yarn'; need 'none'",
-         [](GgufWriter& w) { w.Key("llama.rope.scaling.type", "yarn"); });
+  SmallDecoder gemma2;
+  gemma2.architecture = "gemma2";
+  refuse(gemma2, "gemma2.rope.scaling.type is 'yarn'; need 'none'",
+         [](GgufWriter& w) { w.Key("gemma2.rope.scaling.type", "yarn"); });
 }
 
 TEST(DeepseekConfigTest, KeysThatChangeNothingAreAccepted) {

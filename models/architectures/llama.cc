@@ -11,9 +11,10 @@
 
 namespace quern {
 
-constexpr Architecture kLlama = {
-    "llama", ModelParts(),
-    ModelPart::kOutputMatrix | ModelPart::kRopeFactors | ModelPart::kExperts,
-    RotaryStyle::kPairs};
+constexpr Architecture kLlama = {"llama", ModelParts(),
+                                 ModelPart::kOutputMatrix |
+                                     ModelPart::kRopeFactors |
+                                     ModelPart::kExperts | ModelPart::kYarn,
+                                 RotaryStyle::kPairs};
 
 }  // namespace quern

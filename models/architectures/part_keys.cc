@@ -83,7 +83,9 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   constexpr int64_t kMaxUngrouped = 64;
   const std::string groups = NameOf(architecture, "expert_group_count");
   if (!file.Has(groups)) {
-    if (c.experts <= kMaxUngrouped) return absl::OkStatus();
+    if (!c.Has(ModelPart::kLatent) || c.experts <= kMaxUngrouped) {
+      return absl::OkStatus();
+    }
     return Unimplemented(kOp, NameOf(architecture, "expert_count"), "=",
                          c.experts, " without ", groups, "; need ", groups,
                          "=1, or at most ", kMaxUngrouped,
@@ -93,6 +95,23 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   QUERN_ASSIGN_OR_RETURN(const int64_t count, file.GetInt(groups));
   if (count == 0 || count == 1) return absl::OkStatus();
   return Unimplemented(kOp, groups, "=", count, "; need 1");
+}
+
+absl::Status CheckYarn(const DecoderConfig& c, absl::string_view prefix) {
+  if (!c.Has(ModelPart::kYarn)) return absl::OkStatus();
+  // DeepSeek has 40 and 0.0707. Far beyond these, the scale of scores would not
+  // fit in f32; below 1, positions would go faster.
+  constexpr float kMaxFactor = 1e6f, kMaxLogMul = 1;
+  if (c.yarn_factor < 1 || c.yarn_factor > kMaxFactor) {
+    return InvalidArgument(kOp, prefix, "rope.scaling.factor=", c.yarn_factor,
+                           "; need 1 <= factor <= ", kMaxFactor);
+  }
+  if (c.yarn_log_mul > kMaxLogMul) {
+    return InvalidArgument(kOp, prefix,
+                           "rope.scaling.yarn_log_multiplier=", c.yarn_log_mul,
+                           "; need at most ", kMaxLogMul);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckLatentShape(const DecoderConfig& c,
@@ -105,19 +124,6 @@ absl::Status CheckLatentShape(const DecoderConfig& c,
   if (c.kv_lora % 4 != 0) {
     return Unimplemented(kOp, prefix, "attention.kv_lora_rank=", c.kv_lora,
                          "; need a multiple of 4");
-  }
-  if (c.Has(ModelPart::kYarn)) {
-    // DeepSeek has 40 and 0.0707. Far beyond these, the scale of scores would
-    // not fit in f32; below 1, positions would go faster.
-    constexpr float kMaxFactor = 1e6f, kMaxLogMul = 1;
-    if (c.yarn_factor < 1 || c.yarn_factor > kMaxFactor) {
-      return InvalidArgument(kOp, prefix, "rope.scaling.factor=", c.yarn_factor,
-                             "; need 1 <= factor <= ", kMaxFactor);
-    }
-    if (c.yarn_log_mul > kMaxLogMul) {
-      return InvalidArgument(kOp, prefix, "rope.scaling.yarn_log_multiplier=",
-                             c.yarn_log_mul, "; need at most ", kMaxLogMul);
-    }
   }
   return CheckRange(kOp,
                     absl::StrCat(prefix,

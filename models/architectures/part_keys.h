@@ -32,8 +32,12 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
 // and where a layer has the tensor. A layer that lacks it is then refused.
 bool HasRouterBias(const GgufFile& file, const DecoderConfig& c);
 
-// Checks the sizes of attention over latents and the numbers of YaRN, and
-// bounds products of sizes. `prefix` is put before each key's name.
+// Checks the numbers of YaRN, if the model has it. `prefix` is put before each
+// key's name.
+absl::Status CheckYarn(const DecoderConfig& c, absl::string_view prefix);
+
+// Checks the sizes of attention over latents, and bounds products of sizes.
+// `prefix` as above.
 absl::Status CheckLatentShape(const DecoderConfig& c, absl::string_view prefix);
 
 // With kMultipliers: checks that each is near 1. `prefix` as above.

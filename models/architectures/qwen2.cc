@@ -8,7 +8,7 @@
 namespace quern {
 
 constexpr Architecture kQwen2 = {"qwen2", ModelPart::kQkvBias,
-                                 ModelPart::kOutputMatrix,
+                                 ModelPart::kOutputMatrix | ModelPart::kYarn,
                                  RotaryStyle::kHalves};
 
 }  // namespace quern

@@ -9,7 +9,7 @@
 namespace quern {
 
 constexpr Architecture kQwen3 = {"qwen3", ModelPart::kHeadNorms,
-                                 ModelPart::kOutputMatrix,
+                                 ModelPart::kOutputMatrix | ModelPart::kYarn,
                                  RotaryStyle::kHalves};
 
 }  // namespace quern

@@ -9,6 +9,6 @@ namespace quern {
 
 constexpr Architecture kQwen3Moe = {
     "qwen3moe", ModelPart::kHeadNorms | ModelPart::kExperts,
-    ModelPart::kOutputMatrix, RotaryStyle::kHalves};
+    ModelPart::kOutputMatrix | ModelPart::kYarn, RotaryStyle::kHalves};
 
 }  // namespace quern

@@ -168,8 +168,9 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
   SmallDecoder shape;
   shape.experts = 7;
   shape.mixture = true;
-  for (const char* architecture : {"llama", "qwen3moe", "granitehybrid",
-                                   "granitemoe", "lfm2moe", "qwen3next"}) {
+  for (const char* architecture :
+       {"llama", "qwen3moe", "granitehybrid", "granitemoe", "lfm2moe",
+        "qwen3next", "gpt-oss", "qwen2moe", "olmoe"}) {
     shape.architecture = architecture;
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
@@ -185,6 +186,32 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
       }
     }
   }
+}
+
+TEST_P(DecoderOracleTest, EqualsTheOracleWithYarn) {
+  for (const char* architecture :
+       {"llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss"}) {
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    shape.yarn = true;
+    // With this original context the scaled pairs begin in the middle, and do
+    // not begin at a whole pair.
+    shape.rope_dim = shape.head_dim;
+    for (const int64_t original : {64, 700}) {
+      shape.yarn_original = original;
+      EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound)
+          << architecture << " " << original;
+    }
+  }
+}
+
+// The sampled numbers of gpt-oss's activation are mostly within its limits.
+TEST_P(DecoderOracleTest, EqualsTheOracleBeyondTheLimitsOfTheActivation) {
+  SmallDecoder shape;
+  shape.architecture = "gpt-oss";
+  shape.layers = 1;
+  shape.expert_reach = 12;
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), 20 * kF32Bound);
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
@@ -258,7 +285,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryShapeOfDeltaNets) {
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleWithoutBiasesThatMayBe) {
-  for (const char* architecture : {"glm4", "ernie4_5"}) {
+  for (const char* architecture : {"glm4", "ernie4_5", "glm4moe"}) {
     SmallDecoder shape;
     shape.architecture = architecture;
     shape.biases = false;

@@ -181,6 +181,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   pool.attention.scale = c.attention_scale;
   pool.attention.soft_cap = c.attention_cap;
   pool.latent = model->latent;
+  pool.sinks = c.Has(ModelPart::kSinks);
   pool.max_sequences = spec.max_sequences;
   // Each sequence's last page may be partly filled.
   pool.pages =

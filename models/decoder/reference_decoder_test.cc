@@ -31,7 +31,11 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     shape.layers = layers;
     shape.mixture = shape.architecture == "granitehybrid";
     shape.shared_ffn = 96;
-    if (shape.architecture == "lfm2moe") {
+    shape.yarn = shape.architecture == "gpt-oss";
+    if (shape.architecture == "qwen2moe" || shape.architecture == "olmoe") {
+      shape.experts = 7;
+    }
+    if (shape.architecture == "lfm2moe" || shape.architecture == "glm4moe") {
       shape.experts = 7;
       shape.experts_used = 2;
       shape.gating = DecoderConfig::kSigmoid;
@@ -162,6 +166,49 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     felt([](Form& f) { f.post_ffw_norm = false; });
     felt([](Form& f) { f.rope_pairs = true; });
   }
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.late_norms = false; }),
+            kFelt);
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.q_norm = false; }),
+            kFelt);
+  EXPECT_GT(distance("hunyuan-dense", [](Form& f) { f.rope_pairs = true; }),
+            kFelt);
+  for (const char* shares : {"qwen2moe", "olmoe"}) {
+    SCOPED_TRACE(shares);
+    EXPECT_GT(distance(shares, [](Form& f) { f.renormalize = true; }), kFelt);
+    EXPECT_GT(distance(shares, [](Form& f) { f.experts_used = 1; }), kFelt);
+    EXPECT_GT(distance(shares, [](Form& f) { f.rope_pairs = true; }), kFelt);
+  }
+  EXPECT_GT(distance("olmoe", [](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.q_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.shared_gate = false; }),
+            kFelt);
+  EXPECT_GT(distance("qwen2moe", [](Form& f) { f.shared_expert = false; }),
+            kFelt);
+  const auto glm_moe = [&](auto&& change) {
+    EXPECT_GT(distance("glm4moe", change), kFelt);
+  };
+  glm_moe([](Form& f) { f.sigmoid_scores = false; });
+  glm_moe([](Form& f) { f.router_bias = false; });
+  glm_moe([](Form& f) { f.expert_scale = 1; });
+  glm_moe([](Form& f) { f.shared_expert = false; });
+  glm_moe([](Form& f) { f.k_norm = false; });
+  glm_moe([](Form& f) { f.v_bias = false; });
+  glm_moe([](Form& f) { f.rope_pairs = true; });
+  const auto oss = [&](auto&& change) {
+    EXPECT_GT(distance("gpt-oss", change), kFelt);
+  };
+  oss([](Form& f) { f.sinks = false; });
+  oss([](Form& f) { f.output_bias = false; });
+  oss([](Form& f) { f.logit_bias = false; });
+  oss([](Form& f) { f.expert_bias = false; });
+  oss([](Form& f) { f.swiglu_oai = false; });
+  oss([](Form& f) { f.window = 0; });
+  oss([](Form& f) { f.window_interval = 0; });
+  oss([](Form& f) { f.k_bias = false; });
+  oss([](Form& f) { f.experts_used = 2; });
+  oss([](Form& f) { f.yarn_factor = 0; });
+  oss([](Form& f) { f.yarn_truncates = true; });
+  oss([](Form& f) { f.rope_pairs = true; });
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);

@@ -40,7 +40,8 @@ struct SmallDecoder {
   // Where all are used, no rounding can change the choice.
   int64_t experts = 3, experts_used = 3, expert_ffn = 64;
   bool mixture = false;
-  int64_t shared_ffn = 0;  // of a shared expert, if there may be one; 0: none
+  double expert_reach = 1;  // of the weights of gate and up of experts
+  int64_t shared_ffn = 0;   // of a shared expert, if there may be one; 0: none
   // Whether its router is a matrix of one row and of `type`, as some writers
   // have it, and not a vector of F32.
   bool shared_router_is_matrix = false;
@@ -291,6 +292,11 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
         return m.type;
     }
   };
+  const auto reach_of = [&m](TensorId id) {
+    const bool expert =
+        id == TensorId::kExpertGate || id == TensorId::kExpertUp;
+    return expert ? 1.7 * m.expert_reach : 1.7;
+  };
   const auto add = [&](const TensorEntry& entry, int64_t layer) {
     const int64_t cols = ExtentOf(entry.cols, c);
     std::vector<uint64_t> dims;
@@ -310,7 +316,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
           name, dims, type,
           RandomTensor(
               rng, cols * ExtentOf(entry.rows, c) * ExtentOf(entry.matrices, c),
-              type, 1.7 / std::sqrt(static_cast<double>(cols))));
+              type, reach_of(entry.id) / std::sqrt(static_cast<double>(cols))));
       return absl::OkStatus();
     }
     // Factors are far apart, so that a missing or a neighbour's factor shows.
@@ -318,9 +324,11 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     if (entry.role == TensorRole::kBias) min = -1, max = 1;
     if (entry.role == TensorRole::kRopeFactors) max = 8;
     if (entry.role == TensorRole::kDecay) min = -1.5, max = -0.1;
-    w.Tensor(name, dims, GgufTensorType::kF32,
-             BytesOf(UniformReals<float>(rng, cols * ExtentOf(entry.rows, c),
-                                         min, max)));
+    w.Tensor(
+        name, dims, GgufTensorType::kF32,
+        BytesOf(UniformReals<float>(
+            rng, cols * ExtentOf(entry.rows, c) * ExtentOf(entry.matrices, c),
+            min, max)));
     return absl::OkStatus();
   };
   EXPECT_TRUE(ForEachTensor(c, add).ok());

@@ -105,6 +105,7 @@ class ReferenceDecoder {
   struct Weights {
     DoubleRows rows;
     bool int8_rows;  // of what it multiplies
+    std::vector<double> bias = {};
   };
   Weights WeightsOf(const std::string& name) const {
     const auto type = static_cast<uint32_t>((**file_.FindTensor(name)).type);
@@ -142,7 +143,10 @@ class ReferenceDecoder {
   DoubleRows Mixed(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
     if (file_.HasTensor(blk + "attn_output.weight")) {
-      return Times(Attention(layer, h), blk + "attn_output.weight");
+      DoubleRows y = Times(Attention(layer, h), blk + "attn_output.weight");
+      const std::string bias = blk + "attn_output.bias";
+      if (form_.output_bias && file_.HasTensor(bias)) AddToEach(y, bias);
+      return y;
     }
     if (form_.key_heads > 0) {
       return Times(DeltaNet(blk, h), blk + "ssm_out.weight");
@@ -197,18 +201,32 @@ class ReferenceDecoder {
 
   DoubleRows FeedForward(const DoubleRows& x, const Weights& w_gate,
                          const Weights& w_up, const Weights& w_down) const {
-    DoubleRows h = Times(x, w_gate);
-    const DoubleRows up = Times(x, w_up);
+    DoubleRows h = TimesAndBias(x, w_gate);
+    const DoubleRows up = TimesAndBias(x, w_up);
     for (size_t t = 0; t < h.size(); ++t) {
       for (size_t i = 0; i < h[t].size(); ++i) {
-        h[t][i] = Activation(h[t][i]) * up[t][i];
+        h[t][i] = form_.swiglu_oai ? SwigluOai(h[t][i], up[t][i])
+                                   : Activation(h[t][i]) * up[t][i];
       }
     }
-    return Times(h, w_down);
+    return TimesAndBias(h, w_down);
+  }
+  static double SwigluOai(double gate, double up) {
+    gate = std::min(gate, 7.0);
+    up = std::clamp(up, -7.0, 7.0);
+    return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+  }
+  static DoubleRows TimesAndBias(const DoubleRows& x, const Weights& w) {
+    DoubleRows y = Times(x, w);
+    if (!w.bias.empty()) Add(y, DoubleRows(y.size(), w.bias));
+    return y;
   }
 
   DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
-    const DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
+    DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
+    if (form_.logit_bias && file_.HasTensor(blk + "ffn_gate_inp.bias")) {
+      AddToEach(logits, blk + "ffn_gate_inp.bias");
+    }
     const size_t experts = logits[0].size();
     const std::string bias_name = blk + "exp_probs_b.bias";
     const std::vector<double> bias =
@@ -217,16 +235,20 @@ class ReferenceDecoder {
             : std::vector<double>(experts);
     // The matrix of an expert, in a tensor of all.
     const auto of = [&](const char* name, size_t expert) {
-      const Weights all = WeightsOf(blk + name);
+      const Weights all = WeightsOf(absl::StrCat(blk, name, ".weight"));
       const auto rows = static_cast<int64_t>(all.rows.size() / experts);
       const auto first = all.rows.begin() + static_cast<int64_t>(expert) * rows;
-      return Weights{DoubleRows(first, first + rows), all.int8_rows};
+      Weights one = {DoubleRows(first, first + rows), all.int8_rows};
+      const std::string biases = absl::StrCat(blk, name, ".bias");
+      if (form_.expert_bias && file_.HasTensor(biases))
+        one.bias = Matrix(biases)[expert];
+      return one;
     };
     DoubleRows y(x.size(), std::vector<double>(x[0].size()));
     for (size_t e = 0; e < experts; ++e) {
-      const DoubleRows part = FeedForward(x, of("ffn_gate_exps.weight", e),
-                                          of("ffn_up_exps.weight", e),
-                                          of("ffn_down_exps.weight", e));
+      const DoubleRows part =
+          FeedForward(x, of("ffn_gate_exps", e), of("ffn_up_exps", e),
+                      of("ffn_down_exps", e));
       for (size_t t = 0; t < x.size(); ++t) {
         const double weight =
             form_.expert_scale * (form_.sigmoid_scores
@@ -280,7 +302,8 @@ class ReferenceDecoder {
     for (size_t i = 0; i < scores.size(); ++i) {
       if (biased[i] >= least) sum += scores[i];
     }
-    return biased[e] < least ? 0 : scores[e] / sum;
+    if (biased[e] < least) return 0;
+    return form_.renormalize ? scores[e] / sum : scores[e];
   }
 
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {
@@ -355,18 +378,41 @@ class ReferenceDecoder {
         for (size_t j = 0; j < half; ++j) {
           const double factor =
               form_.rope_factors.empty() ? 1 : form_.rope_factors[j];
-          const double angle = static_cast<double>(t) *
+          const double angle = static_cast<double>(t) * YarnShare(j, base) *
                                std::pow(base, -static_cast<double>(j) /
                                                   static_cast<double>(half)) /
                                (factor * divisor);
           double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
           double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
+          const double magnitude =
+              form_.yarn_factor > 0 ? 1 + 0.1 * std::log(form_.yarn_factor) : 1;
           const double turned = a * std::cos(angle) - b * std::sin(angle);
-          b = b * std::cos(angle) + a * std::sin(angle);
-          a = turned;
+          b = magnitude * (b * std::cos(angle) + a * std::sin(angle));
+          a = magnitude * turned;
         }
       }
     }
+  }
+
+  // What YaRN multiplies the frequency of pair j by: 1 for pairs that turn more
+  // than 32 times in the original context, 1 / factor for those that turn less
+  // than once, and linear in j between.
+  double YarnShare(size_t j, double base) const {
+    if (form_.yarn_factor == 0) return 1;
+    const auto dim = static_cast<double>(form_.rope_dim);
+    const auto pair_of = [&](double turns) {
+      return dim *
+             std::log(form_.yarn_original / (2 * std::acos(-1.0) * turns)) /
+             (2 * std::log(base));
+    };
+    double low = pair_of(32), high = pair_of(1);
+    if (form_.yarn_truncates) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0);
+    high = std::min(high, dim - 1);
+    if (low == high) high += 0.001;
+    const double ramp =
+        std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
+    return ramp / form_.yarn_factor + (1 - ramp);
   }
 
   // Takes the gates out of q, and returns them: half of the numbers, head by
@@ -406,13 +452,21 @@ class ReferenceDecoder {
     if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
     if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
-    if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
-    if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
+    const auto norm_heads = [&] {
+      if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
+      if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
+    };
+    if (!form_.late_norms) norm_heads();
     const int64_t gap = form_.rope_gap;
     if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
       Rotate(q, local);
       Rotate(k, local);
     }
+    if (form_.late_norms) norm_heads();
+    const std::vector<double> sinks =
+        form_.sinks && file_.HasTensor(blk + "attn_sinks.weight")
+            ? Matrix(blk + "attn_sinks.weight")[0]
+            : std::vector<double>();
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
     DoubleRows out(q.size(), std::vector<double>(q[0].size()));
@@ -421,7 +475,7 @@ class ReferenceDecoder {
       for (size_t head = 0; head < static_cast<size_t>(c_.q_heads); ++head) {
         const size_t kv = head / group * dim;
         std::vector<double> weights;
-        double sum = 0;
+        double sum = sinks.empty() ? 0 : std::exp(sinks[head]);
         for (size_t s = first; s <= t; ++s) {
           double score = 0;
           for (size_t i = 0; i < dim; ++i) {

@@ -33,9 +33,19 @@ struct ReferenceForm {
   bool q_bias = false, k_bias = false, v_bias = false;
   // Norms of each head, or of all heads together if the weights have so many.
   bool q_norm = false, k_norm = false;
-  bool pre_norms = true;  // parts take the norm of x, not x
+  bool late_norms = false;  // behind the rotation
+  bool pre_norms = true;    // parts take the norm of x, not x
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
+  // gpt-oss's gated activation, with alpha 1.702 and limit 7.
+  bool swiglu_oai = false;
+  // Whether these have an effect where the file has them: attention's sinks,
+  // the bias of its last matrix, those of routers and of experts' matrices.
+  bool sinks = true, output_bias = true, logit_bias = true, expert_bias = true;
+  // YaRN: how much longer the context became, 0 for none, and the context
+  // before.
+  double yarn_factor = 0, yarn_original = 0;
+  bool yarn_truncates = true;
   double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
   double divisor = 1;                       // of a query's dot products
   double attention_cap = 0, logit_cap = 0;  // 0: none
@@ -79,9 +89,11 @@ struct ReferenceForm {
     if (architecture == "smollm3") form.rope_gap = 4;
     form.q_bias = form.k_bias = form.v_bias =
         file.HasTensor("blk.0.attn_q.bias");
-    form.q_norm = form.k_norm = absl::StartsWith(architecture, "qwen3") ||
-                                architecture == "lfm2moe" ||
-                                architecture == "lfm2";
+    form.q_norm = form.k_norm =
+        absl::StartsWith(architecture, "qwen3") || architecture == "lfm2moe" ||
+        architecture == "lfm2" || architecture == "olmoe" ||
+        architecture == "hunyuan-dense" ||
+        file.HasTensor("blk.0.attn_q_norm.weight");
     if (architecture == "olmo2" || architecture == "exaone4") {
       form.q_norm = form.k_norm = true;
       form.post_attention_norm = form.post_ffw_norm = true;
@@ -92,6 +104,28 @@ struct ReferenceForm {
     if (architecture == "phi3" && file.Has(window)) {
       form.window = *file.GetInt(window);
       form.window_interval = 0;
+    }
+    const auto key_of = [&](const char* name) {
+      return absl::StrCat(architecture, ".", name);
+    };
+    if (file.Has(key_of("rope.scaling.type")) &&
+        *file.GetString(key_of("rope.scaling.type")) == "yarn") {
+      form.yarn_factor = f32(key_of("rope.scaling.factor"));
+      form.yarn_original = static_cast<double>(
+          *file.GetInt(key_of("rope.scaling.original_context_length")));
+    }
+    form.late_norms = architecture == "hunyuan-dense";
+    form.renormalize = architecture != "qwen2moe" && architecture != "olmoe";
+    if (architecture == "glm4moe") {
+      form.leading_dense = *file.GetInt(key_of("leading_dense_block_count"));
+      form.sigmoid_scores = *file.GetInt(key_of("expert_gating_func")) == 2;
+      form.expert_scale = f32(key_of("expert_weights_scale"));
+      form.renormalize = *file.GetBool(key_of("expert_weights_norm"));
+    }
+    if (architecture == "gpt-oss") {
+      form.swiglu_oai = true;
+      form.yarn_truncates = false;
+      form.window = *file.GetInt(window);
     }
     if (architecture == "glm4") {
       form.post_attention_norm = form.post_ffw_norm = true;
@@ -109,7 +143,9 @@ struct ReferenceForm {
             absl::StrCat("blk.", c.layers - 1, ".ffn_gate_inp.weight"))) {
       const std::string used = absl::StrCat(architecture, ".expert_used_count");
       form.experts_used = static_cast<size_t>(*file.GetInt(used));
-      form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
+      form.shared_expert = file.HasTensor(
+          absl::StrCat("blk.", c.layers - 1, ".ffn_up_shexp.weight"));
+      form.shared_gate = architecture == "qwen2moe" && form.shared_expert;
     }
     const std::string rope =
         absl::StrCat(architecture, ".rope.dimension_count");

@@ -106,7 +106,7 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
 // Names whose words are cut as another's. The text is cut differently by each
 // of the rules, and "hen" is a piece that no merge makes.
 TEST_F(ByteBpeFileTest, NamesStandForRules) {
-  const std::string text = " the 1234'T hen\r\n\n x";
+  const std::string text = " the 1234'T hen\r\n\n x aB!\n e\u0301";
   std::vector<std::vector<int32_t>> different;
   const struct {
     const char* first;
@@ -126,12 +126,21 @@ TEST_F(ByteBpeFileTest, NamesStandForRules) {
        {"phi-2", "exaone4", "olmo", "mpt", "gigachat", "a.x-4.0", "mellum",
         "jais", "trillion", "granite-docling"},
        false},
+      {"qwen35", {}, false},
+      {"seed-coder", {}, false},
+      {"tekken", {}, true},
+      {"gpt-4o", {"llama4", "kanana2", "minimax-m2"}, false},
+      {"smollm",
+       {"refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b",
+        "mellum2"},
+       false},
+      {"deepseek-v3", {"hunyuan-dense", "joyai-llm"}, false},
       {"deepseek-llm", {}, false},
   };
   const auto create = [this](const char* name) {
     TokenizerSpec spec =
         SmallSpec({"t h", "e n", "1 2", "12 3", "' T", "\u010d \u010a",
-                   "\u010a \u010a", "\u0120 1"});
+                   "\u010a \u010a", "\u0120 1", "a B", "! \u010a", "e \u00cc"});
     spec.pieces.emplace_back("\u0120hen");
     spec.types.push_back(TokenType::kNormal);
     return Create(

@@ -47,6 +47,24 @@ absl::StatusOr<Tokenizer> CreateFromFile(const TokenizerSpec& spec,
   return Tokenizer::Create(*file);
 }
 
+// gpt-oss ends a part of its turn, such as its thoughts, by <|end|>, and the
+// turn by <|return|>.
+TEST(TokenizerFileTest, APartOfATurnIsNoEnd) {
+  for (const bool has_return : {false, true}) {
+    TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
+    for (const char* piece : {"<|end|>", has_return ? "<|return|>" : "<x>"}) {
+      spec.pieces.emplace_back(piece);
+      spec.types.push_back(TokenType::kControl);
+      spec.scores.push_back(0);
+    }
+    const auto tokenizer = CreateFromFile(spec, [](GgufWriter&) {});
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto last = tokenizer->vocab_size() - 1;
+    EXPECT_EQ(tokenizer->IsEnd(last - 1), !has_return);
+    EXPECT_EQ(tokenizer->IsEnd(last), has_return);
+  }
+}
+
 // A text ends at the tokens that the file's keys name, and at control and
 // user-defined pieces whose names end turns.
 TEST(TokenizerFileTest, EveryEndOfTheFileIsAnEnd) {
@@ -54,7 +72,8 @@ TEST(TokenizerFileTest, EveryEndOfTheFileIsAnEnd) {
   std::vector<int32_t> ends;
   for (const char* piece :
        {"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
-        "<|endoftext|>", "<|end|>", "<|end_of_text|>"}) {
+        "<|endoftext|>", "<|end|>", "<|end_of_text|>", "<|call|>", "<turn|>",
+        "<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[EOS]"}) {
     ends.push_back(static_cast<int32_t>(spec.pieces.size()));
     spec.pieces.emplace_back(piece);
     spec.types.push_back(ends.size() % 2 == 0 ? TokenType::kControl
@@ -106,10 +125,13 @@ TEST(TokenizerFileTest, EveryEndOfTheFileIsAnEnd) {
   }
   for (const char* key : {"eot_token_id", "eom_token_id"}) {
     const std::string name = absl::StrCat("tokenizer.ggml.", key);
-    const auto refused = create([&](GgufWriter& w) { w.Key(name, 271u); });
+    const auto refused = create([&](GgufWriter& w) {
+      w.Key(name, static_cast<uint32_t>(spec.pieces.size()));
+    });
     EXPECT_THAT(std::string(refused.status().message()),
-                HasSubstr(absl::StrCat("tokenizer: ", name,
-                                       "=271; need 0 <= ", name, " <= 270")));
+                HasSubstr(absl::StrCat("tokenizer: ", name, "=",
+                                       spec.pieces.size(), "; need 0 <= ", name,
+                                       " <= ", spec.pieces.size() - 1)));
   }
 }
 

@@ -31,52 +31,81 @@ constexpr absl::string_view kEndPieces[] = {
     "<|end_of_text|>",  // Llama 3
     "<|im_end|>",       // Qwen and others of ChatML
     "<|endoftext|>",    // GPT-2, Qwen
-    "<|end|>",          // Phi 3
+    "<|end|>",          // Phi 3; in gpt-oss it ends a part of a turn
+    "<|return|>",       // gpt-oss
+    "<|call|>",         // gpt-oss, before a tool's answer
     "<end_of_turn>",    // Gemma
+    "<turn|>",          // Gemma 4
+    "<EOT>",            // DeepSeek's coders
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  // DeepSeek
+    "[EOS]",                                    // Ministral and others
 };
+
+bool EndsText(absl::string_view piece, bool has_return) {
+  if (has_return && piece == "<|end|>") return false;
+  return std::find(std::begin(kEndPieces), std::end(kEndPieces), piece) !=
+         std::end(kEndPieces);
+}
 
 // A name of tokenizer.ggml.pre. Several models' words are cut alike.
 struct Pre {
   absl::string_view name;
   WordRules rules;
-  // Whether a word that is a piece is that piece, and a text begins with bos
-  // where no key says otherwise.
-  bool llama3;
+  bool whole_words;  // whether a word that is a piece is that piece
+  bool adds_bos;  // whether a text begins with bos where no key says otherwise
 };
 constexpr Pre kPres[] = {
-    {"llama-bpe", WordRules::kLlama3, true},
-    {"llama3", WordRules::kLlama3, true},
-    {"llama-v3", WordRules::kLlama3, true},
-    {"lfm2", WordRules::kLlama3, true},
-    {"falcon3", WordRules::kLlama3, true},
-    {"falcon-h1", WordRules::kLlama3, true},
-    {"pixtral", WordRules::kLlama3, true},
-    {"midm-2.0", WordRules::kLlama3, true},
-    {"dbrx", WordRules::kLlama3, false},
-    {"smaug-bpe", WordRules::kLlama3, false},
-    {"chatglm-bpe", WordRules::kLlama3, false},
-    {"glm4", WordRules::kLlama3, false},
-    {"qwen2", WordRules::kQwen2, false},
-    {"deepseek-r1-qwen", WordRules::kQwen2, false},
-    {"megrez", WordRules::kQwen2, false},
-    {"stablelm2", WordRules::kQwen2, false},
-    {"hunyuan", WordRules::kQwen2, false},
-    {"solar-open", WordRules::kQwen2, false},
-    {"kormo", WordRules::kQwen2, false},
-    {"grok-2", WordRules::kQwen2, false},
-    {"bailingmoe", WordRules::kQwen2, false},
-    {"gpt-2", WordRules::kGpt2, false},
-    {"phi-2", WordRules::kGpt2, false},
-    {"exaone4", WordRules::kGpt2, false},
-    {"olmo", WordRules::kGpt2, false},
-    {"mpt", WordRules::kGpt2, false},
-    {"gigachat", WordRules::kGpt2, false},
-    {"a.x-4.0", WordRules::kGpt2, false},
-    {"mellum", WordRules::kGpt2, false},
-    {"jais", WordRules::kGpt2, false},
-    {"trillion", WordRules::kGpt2, false},
-    {"granite-docling", WordRules::kGpt2, false},
-    {"deepseek-llm", WordRules::kDeepSeekLlm, false},
+    {"llama-bpe", WordRules::kLlama3, true, true},
+    {"llama3", WordRules::kLlama3, true, true},
+    {"llama-v3", WordRules::kLlama3, true, true},
+    {"lfm2", WordRules::kLlama3, true, true},
+    {"falcon3", WordRules::kLlama3, true, true},
+    {"falcon-h1", WordRules::kLlama3, true, true},
+    {"pixtral", WordRules::kLlama3, true, true},
+    {"midm-2.0", WordRules::kLlama3, true, true},
+    {"dbrx", WordRules::kLlama3, false, false},
+    {"smaug-bpe", WordRules::kLlama3, false, false},
+    {"chatglm-bpe", WordRules::kLlama3, false, false},
+    {"glm4", WordRules::kLlama3, false, false},
+    {"tekken", WordRules::kTekken, true, true},
+    {"qwen2", WordRules::kQwen2, false, false},
+    {"deepseek-r1-qwen", WordRules::kQwen2, false, false},
+    {"megrez", WordRules::kQwen2, false, false},
+    {"stablelm2", WordRules::kQwen2, false, false},
+    {"hunyuan", WordRules::kQwen2, false, false},
+    {"solar-open", WordRules::kQwen2, false, false},
+    {"kormo", WordRules::kQwen2, false, false},
+    {"grok-2", WordRules::kQwen2, false, false},
+    {"bailingmoe", WordRules::kQwen2, false, false},
+    {"qwen35", WordRules::kQwen35, false, false},
+    {"seed-coder", WordRules::kSeedCoder, false, false},
+    {"gpt-4o", WordRules::kGpt4o, true, false},
+    {"llama4", WordRules::kGpt4o, true, false},
+    {"kanana2", WordRules::kGpt4o, true, false},
+    {"minimax-m2", WordRules::kGpt4o, true, false},
+    {"gpt-2", WordRules::kGpt2, false, false},
+    {"phi-2", WordRules::kGpt2, false, false},
+    {"exaone4", WordRules::kGpt2, false, false},
+    {"olmo", WordRules::kGpt2, false, false},
+    {"mpt", WordRules::kGpt2, false, false},
+    {"gigachat", WordRules::kGpt2, false, false},
+    {"a.x-4.0", WordRules::kGpt2, false, false},
+    {"mellum", WordRules::kGpt2, false, false},
+    {"jais", WordRules::kGpt2, false, false},
+    {"trillion", WordRules::kGpt2, false, false},
+    {"granite-docling", WordRules::kGpt2, false, false},
+    {"smollm", WordRules::kGpt2Digits, false, false},
+    {"refact", WordRules::kGpt2Digits, false, false},
+    {"starcoder", WordRules::kGpt2Digits, false, false},
+    {"command-r", WordRules::kGpt2Digits, false, false},
+    {"codeshell", WordRules::kGpt2Digits, false, false},
+    {"exaone", WordRules::kGpt2Digits, false, false},
+    {"minerva-7b", WordRules::kGpt2Digits, false, false},
+    {"mellum2", WordRules::kGpt2Digits, false, false},
+    {"deepseek-v3", WordRules::kDeepSeekV3, false, false},
+    {"hunyuan-dense", WordRules::kDeepSeekV3, false, false},
+    {"joyai-llm", WordRules::kDeepSeekV3, false, false},
+    {"deepseek-llm", WordRules::kDeepSeekLlm, false, false},
 };
 
 absl::StatusOr<const Pre*> ReadPre(const GgufFile& file) {
@@ -114,10 +143,10 @@ absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
     spec.end_ids.push_back(static_cast<int32_t>(value));
   }
   const size_t typed = std::min(spec.pieces.size(), spec.types.size());
+  const bool has_return = std::find(spec.pieces.begin(), spec.pieces.end(),
+                                    "<|return|>") != spec.pieces.end();
   for (size_t id = 0; id < typed; ++id) {
-    if (IsSpecial(spec.types[id]) &&
-        std::find(std::begin(kEndPieces), std::end(kEndPieces),
-                  spec.pieces[id]) != std::end(kEndPieces)) {
+    if (IsSpecial(spec.types[id]) && EndsText(spec.pieces[id], has_return)) {
       spec.end_ids.push_back(static_cast<int32_t>(id));
     }
   }
@@ -142,7 +171,8 @@ absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
   spec.kind = TokenizerKind::kByteBpe;
   QUERN_ASSIGN_OR_RETURN(const Pre* pre, ReadPre(file));
   spec.word_rules = pre->rules;
-  spec.whole_words = spec.add_bos = pre->llama3;
+  spec.whole_words = pre->whole_words;
+  spec.add_bos = pre->adds_bos;
   // There is no default, because the token that ends a text differs between
   // models.
   QUERN_RETURN_IF_ERROR(file.GetInt("tokenizer.ggml.eos_token_id").status());

@@ -3,17 +3,24 @@
 
 // The class of a code point, as tokenizers need it, by Unicode 15.0.
 
+#include <cstdint>
+
 namespace quern {
 
-enum class CharClass {
-  kOther,   // others, unassigned, surrogates
-  kLetter,  // general category L*
-  kNumber,  // general category N*
-  kSpace,   // property White_Space
+enum class CharClass : uint8_t {
+  kOther,        // others, unassigned, surrogates
+  kUpper,        // general categories Lu and Lt
+  kLower,        // Ll
+  kOtherLetter,  // Lm and Lo
+  kMark,         // M*
+  kNumber,       // N*
+  kPunctuation,  // P*
+  kSymbol,       // S*
+  kSpace,        // property White_Space, whatever the category
 };
 
-// Returns the class of any value, also beyond U+10FFFF. A binary search in 806
-// ranges.
+// Returns the class of any value, also beyond U+10FFFF. A binary search in
+// 2,741 ranges.
 CharClass ClassOf(char32_t code_point);
 
 }  // namespace quern

@@ -113,8 +113,9 @@ TEST(WordSplitTest, EveryWordHasBytesAndStaysInTheText) {
     for (int64_t n = rng.Integer(0, 12); n > 0; --n) {
       text += static_cast<char>(rng.Next());
     }
-    for (const WordRules rules : {WordRules::kQwen2, WordRules::kLlama3,
-                                  WordRules::kGpt2, WordRules::kDeepSeekLlm}) {
+    for (int last = static_cast<int>(WordRules::kDeepSeekLlm), r = 0; r <= last;
+         ++r) {
+      const auto rules = static_cast<WordRules>(r);
       for (absl::string_view rest = text; !rest.empty();) {
         const size_t bytes = FirstWordBytes(rules, rest);
         ASSERT_GE(bytes, 1u);

@@ -316,8 +316,9 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
   } else {
     source.codes = DenseAny(dtype, weights, parts.n, parts.k);
   }
-  QUERN_ASSIGN_OR_RETURN(const AlignedBuffer bias,
-                         Read(parts.biases, parts.layer, DType::kF32));
+  QUERN_ASSIGN_OR_RETURN(
+      const AlignedBuffer bias,
+      Read(parts.biases, parts.layer, DType::kF32, parts.expert));
   if (!parts.biases.empty()) {
     source.bias = DenseVector<const float>(bias.data<float>(), parts.n);
   }

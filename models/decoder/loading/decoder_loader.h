@@ -165,6 +165,7 @@ class DecoderLoader {
   // The matrix's name in a packed file.
   static std::string NameOf(const MatrixParts& parts);
   MatrixParts IntoStream(TensorId id, int64_t layer) const;
+  void AddStreamBias(TensorId bias, MatrixParts& parts) const;
   // The file's tensor that has the rows of this one.
   const GgufTensor& TensorIn(TensorId id, int64_t layer) const;
   // Upper bound on the bytes of `parts` after packing.

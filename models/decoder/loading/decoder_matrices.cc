@@ -158,7 +158,16 @@ MatrixParts DecoderLoader::IntoStream(TensorId id, int64_t layer) const {
 }
 
 MatrixParts DecoderLoader::AttnOutParts(int64_t layer) const {
-  return IntoStream(TensorId::kAttnOutput, layer);
+  MatrixParts parts = IntoStream(TensorId::kAttnOutput, layer);
+  if (config_.Has(ModelPart::kOutputBias)) {
+    AddStreamBias(TensorId::kAttnOutputBias, parts);
+  }
+  return parts;
+}
+
+void DecoderLoader::AddStreamBias(TensorId bias, MatrixParts& parts) const {
+  // The ranks' parts of y are summed, and one of them has the bias.
+  if (shard_.rank() == 0) parts.biases = {bias};
 }
 
 MatrixParts DecoderLoader::DownParts(int64_t layer) const {
@@ -182,6 +191,9 @@ MatrixParts DecoderLoader::RouterParts(int64_t layer) const {
   parts.layer = layer;
   parts.n = config_.experts;
   parts.k = config_.hidden;
+  if (config_.Has(ModelPart::kMixtureBias)) {
+    parts.biases = {TensorId::kRouterLogitBias};
+  }
   return parts;
 }
 
@@ -190,6 +202,9 @@ MatrixParts DecoderLoader::ExpertGateUpParts(int64_t layer,
   MatrixParts parts = GateUpParts(layer);
   parts.rows = {TensorId::kExpertGate, TensorId::kExpertUp};
   parts.n = 2 * shard_.Count(Extent::kExpertFfn);
+  if (config_.Has(ModelPart::kMixtureBias)) {
+    parts.biases = {TensorId::kExpertGateBias, TensorId::kExpertUpBias};
+  }
   parts.expert = expert;
   return parts;
 }
@@ -197,6 +212,9 @@ MatrixParts DecoderLoader::ExpertGateUpParts(int64_t layer,
 MatrixParts DecoderLoader::ExpertDownParts(int64_t layer,
                                            int64_t expert) const {
   MatrixParts parts = IntoStream(TensorId::kExpertDown, layer);
+  if (config_.Has(ModelPart::kMixtureBias)) {
+    AddStreamBias(TensorId::kExpertDownBias, parts);
+  }
   parts.expert = expert;
   return parts;
 }

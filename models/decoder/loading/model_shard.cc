@@ -64,6 +64,7 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
     return CannotDivide("the key/value heads", c.kv_heads, size, 1);
   }
   range(Extent::kQueryCols) = {rank * q_cols, q_cols};
+  range(Extent::kQueryHeads) = {rank * s.q_heads_, s.q_heads_};
   // Gates lie between the queries. A model with them is recurrent, so that one
   // rank has them all.
   if (!c.Has(ModelPart::kAttnGate)) {

@@ -57,18 +57,24 @@ NamedArgs WriteArgs(const AttentionSpec& spec, const TensorMeta& cache,
           {"layout", layout}};
 }
 
-NamedArgs AttendArgs(const AttentionSpec& spec, const TensorMeta& cache,
+NamedArgs AttendArgs(const PagePoolSpec& pool, const TensorMeta& cache,
                      const KvLayout* layout, const AttentionStep* step) {
-  return {{"query",
-           TensorMeta{spec.q_dtype, {1, spec.q_heads, spec.kv.head_dim()}}},
-          {"cache", cache},
-          {"layout", layout},
-          {"step", step},
-          {"scale", spec.scale},
-          {"window_left", spec.window_left},
-          {"window_right", spec.window_right},
-          {"soft_cap", spec.soft_cap},
-          {"out_dtype", DTypeName(spec.out_dtype)}};
+  const AttentionSpec& spec = pool.attention;
+  NamedArgs args = {
+      {"query",
+       TensorMeta{spec.q_dtype, {1, spec.q_heads, spec.kv.head_dim()}}},
+      {"cache", cache},
+      {"layout", layout},
+      {"step", step},
+      {"scale", spec.scale},
+      {"window_left", spec.window_left},
+      {"window_right", spec.window_right},
+      {"soft_cap", spec.soft_cap},
+      {"out_dtype", DTypeName(spec.out_dtype)}};
+  if (pool.sinks) {
+    args.emplace_back("sinks", TensorMeta{DType::kF32, {spec.q_heads}});
+  }
+  return args;
 }
 
 }  // namespace
@@ -117,7 +123,7 @@ absl::Status PagePool::MakeOps(const PagePoolSpec& spec,
   QUERN_ASSIGN_OR_RETURN(
       MadeOp attend,
       ops.Make("paged_attention",
-               AttendArgs(spec.attention, cache, layout_.get(), step_.get())));
+               AttendArgs(spec, cache, layout_.get(), step_.get())));
   attend_ = std::move(attend.op);
   if (spec.attention.q_dtype != DType::kF32) {
     ConvertSpec convert;
@@ -278,8 +284,8 @@ void PagePool::Write(int64_t layer, const AnyTensorView& k,
 }
 
 void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
-                      uint8_t* converted, const AnyTensorView& out,
-                      Executor& executor) noexcept {
+                      uint8_t* converted, const AnyTensorView& sinks,
+                      const AnyTensorView& out, Executor& executor) noexcept {
   AnyTensorView queries = q;
   if (convert_.has_value()) {
     const int64_t tokens = q.extent(0), dim = q.extent(2);
@@ -293,7 +299,7 @@ void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
     queries = AnyTensorView(dtype, static_cast<const void*>(converted), 3,
                             {tokens, q.extent(1), dim}, {cols, dim, 1});
   }
-  attend_->Execute({queries, CachePages(cache_.Layer(layer)), {}, {}, out},
+  attend_->Execute({queries, CachePages(cache_.Layer(layer)), {}, sinks, out},
                    Workspace(workspace_), executor);
 }
 

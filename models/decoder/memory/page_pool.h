@@ -46,6 +46,7 @@ struct PagePoolSpec {
   // Set for layers that attend to latents. The cache then holds latents, and
   // has no window.
   std::optional<LatentSpec> latent;
+  bool sinks = false;  // whether Attend gets sinks
   int64_t layers = 0;
   int64_t pages = 0;
   int64_t max_sequences = 0;
@@ -89,9 +90,10 @@ class PagePool {
              Executor& executor) noexcept;
   // Attention of the step's queries q[tokens, q_heads, head_dim], f32 with
   // consecutive heads, in one layer -> out, of the spec's dtype. `converted` is
-  // scratch of ConvertedBytes.
+  // scratch of ConvertedBytes; `sinks` is f32[q_heads], or of rank 0 without.
   void Attend(int64_t layer, const TensorView<float, 3>& q, uint8_t* converted,
-              const AnyTensorView& out, Executor& executor) noexcept;
+              const AnyTensorView& sinks, const AnyTensorView& out,
+              Executor& executor) noexcept;
   // Writes the step's latents and attends to them, in a pool of latents.
   // LatentAttention::Execute says what the arguments are.
   void AttendLatents(int64_t layer, const AnyTensorView& rows,

@@ -50,12 +50,17 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
   m->local_ = config.IsLocal(layer);
   if (operators.has_head_norms()) {
     m->whole_norms_ = config.Has(ModelPart::kWholeNorms);
+    m->late_norms_ = config.Has(ModelPart::kLateHeadNorms);
     const auto q =
         m->whole_norms_ ? TensorId::kAttnWholeQNorm : TensorId::kAttnQNorm;
     const auto k =
         m->whole_norms_ ? TensorId::kAttnWholeKNorm : TensorId::kAttnKNorm;
     QUERN_ASSIGN_OR_RETURN(m->q_norm_, loader.Norm(q, layer));
     QUERN_ASSIGN_OR_RETURN(m->k_norm_, loader.Norm(k, layer));
+  }
+  if (config.Has(ModelPart::kSinks)) {
+    QUERN_ASSIGN_OR_RETURN(m->sinks_,
+                           loader.Vector(TensorId::kAttnSinks, layer));
   }
   return std::unique_ptr<Mixer>(std::move(m));
 }
@@ -121,7 +126,7 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   };
   const auto q = heads(0, q_heads_), k = heads(k_at, kv_heads_),
              v = heads(k_at + kv_cols, kv_heads_);
-  if (operators_->has_head_norms()) {
+  const auto normalise = [&] {
     // What is normalised together, [tokens, pieces, elements].
     const auto pieces = [&](int64_t column, int64_t width) {
       const int64_t dim = whole_norms_ ? width : head_dim_;
@@ -135,16 +140,23 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
         k_pieces,
         DenseVector<const float>(k_norm_.data<float>(), k_pieces.extent(2)),
         scratch, executor);
-  }
+  };
+  const bool norms = operators_->has_head_norms();
+  if (norms && !late_norms_) normalise();
   if (rotates_) {
     operators_->Rotate(local_, step.positions, q, k, scratch, executor);
   }
+  if (norms && late_norms_) normalise();
   pool.Write(pool_layer_, k, v, executor);
   const bool gated = operators_->has_gate();
   const AnyTensorView attended = DenseAny(out_.rows(), s.attended, t, q_cols);
   const AnyTensorView to =
       gated ? DenseMatrix<float>(s.ungated, t, q_cols) : attended;
-  pool.Attend(pool_layer_, q, s.queries,
+  const AnyTensorView sinks =
+      sinks_.bytes() == 0
+          ? AnyTensorView()
+          : DenseVector<const float>(sinks_.data<float>(), q_heads_);
+  pool.Attend(pool_layer_, q, s.queries, sinks,
               AnyTensorView(to.dtype(), to.mutable_data(), 3,
                             {t, q_heads_, head_dim_}, {q_cols, head_dim_, 1}),
               executor);

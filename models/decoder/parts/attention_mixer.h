@@ -7,8 +7,10 @@
 //       several matrices if its parts have several forms
 //   each head of q and k: rms_norm, with kHeadNorms; all of q, and all of k,
 //       with kWholeNorms
-//   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
-//   y = residual + W_out (attention(q, pool) * sigmoid(gate))
+//   q, k = rope(q), rope(k), unless there is none; with kLateHeadNorms before
+//       the norms of heads;  k, v to the pool
+//   y = residual + W_out (attention(q, pool) * sigmoid(gate)) + b_out, where
+//       attention may have sinks (attention/paged_attention.h)
 
 #include <cstdint>
 #include <memory>
@@ -59,11 +61,12 @@ class AttentionMixer final : public Mixer {
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   std::vector<Matrix> qkv_;  // hidden -> q, gate, k and v of this rank
   bool rotates_ = false, local_ = false;
-  bool whole_norms_ = false;
+  bool whole_norms_ = false, late_norms_ = false;
   // f32[head_dim] with kHeadNorms; f32[q_cols] and f32[kv_cols] with
   // kWholeNorms.
   AlignedBuffer q_norm_, k_norm_;
-  Matrix out_;  // this rank's heads -> hidden
+  AlignedBuffer sinks_;  // f32[q_heads] with kSinks
+  Matrix out_;           // this rank's heads -> hidden
 };
 
 }  // namespace quern

@@ -25,9 +25,17 @@
 namespace quern {
 namespace {
 
-// The rotary scaling by the file's factors or divisor, if it has any.
+// The rotary scaling by YaRN, or by the file's factors or divisor, if there is
+// any.
 RotaryScaling ScalingOf(const DecoderConfig& c) {
   RotaryScaling scaling;
+  if (c.Has(ModelPart::kYarn)) {
+    scaling.kind = RotaryScalingKind::kYarn;
+    scaling.factor = static_cast<double>(c.yarn_factor);
+    scaling.original = c.yarn_original;
+    scaling.truncate = c.yarn_truncates;
+    return scaling;
+  }
   if (c.rope_divisor != 1) {
     scaling.kind = RotaryScalingKind::kLinear;
     scaling.factor = static_cast<double>(c.rope_divisor);

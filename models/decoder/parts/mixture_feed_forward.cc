@@ -29,9 +29,16 @@
 namespace quern {
 namespace {
 
-// The operator's name of a gated activation; decoders have these two.
+// The operator's name of a gated activation; decoders have these three.
 const char* NameOf(LinearActivation activation) {
-  return activation == LinearActivation::kGeluTanhAndMul ? "gelu_tanh" : "silu";
+  switch (activation) {
+    case LinearActivation::kGeluTanhAndMul:
+      return "gelu_tanh";
+    case LinearActivation::kSwigluOaiAndMul:
+      return "swigluoai";
+    default:
+      return "silu";
+  }
 }
 
 }  // namespace
