@@ -92,7 +92,7 @@ absl::Status FillScale(ScaleSpec& spec, const OpCall& call) {
 absl::Status AddScale(OpRegistry& registry) {
   return OpDeclaration<ScalePlan, ScaleSpec, ScaleArgs>("convert_scale_packed")
       .In("scale", &ScaleArgs::scale, {},
-          OpDType<ScaleSpec>::OneOf({DType::kU8}))
+          OpDType<ScaleSpec>::Must(DType::kU8))
       .Then(&FillScale)
       .Out("out", &ScaleArgs::out, Like("scale"), DType::kU8)
       .Provider("reference", nullptr)

@@ -74,56 +74,50 @@ class PackedOpsTest : public SglangProductsTest {
     return w;
   }
   std::vector<OwnTensor> Convert(Words& w) {
-    rows_ = 0;
-    return Call("reference", "convert_weight_packed_scale_zp",
-                {{"weight", &w.weight},
-                 {"qzeros", &w.qzeros},
-                 {"scales", &w.scale}},
-                {{"quant_method_4bit", w.gptq ? 1 : 0}});
+    return CallDense("convert_weight_packed_scale_zp",
+                     {{"weight", &w.weight},
+                      {"qzeros", &w.qzeros},
+                      {"scales", &w.scale}},
+                     {{"quant_method_4bit", w.gptq ? 1 : 0}});
   }
+  static void ExpectSglangsBytes(const Words& w,
+                                 const std::vector<OwnTensor>& packed);
 
   TestRng rng_;
 };
 QUERN_INSTANTIATE_ISA_TEST(PackedOpsTest);
 
-TEST_P(PackedOpsTest, FourBitsHaveSglangsBytes) {
-  for (const bool gptq : {false, true}) {
-    for (const int64_t groups : {1, 4}) {
-      Words w = MakeWords(256, 64, groups, gptq);
-      const int64_t block = groups == 1 ? 128 : 64, depth = 256 / block;
-      const auto packed = Convert(w);
-      ASSERT_EQ(packed.size(), 3u);
-      EXPECT_EQ(packed[0].meta.extents,
-                (std::vector<int64_t>{2, depth, 16 * block + 128}));
-      EXPECT_EQ(packed[1].meta.extents, (std::vector<int64_t>{2, groups, 32}));
-      for (int64_t c = 0; c < w.n; ++c) {
-        for (int64_t b = 0; b < depth; ++b) {
-          int32_t sum = 0;
-          const uint8_t* const at = packed[0].bytes.data() +
-                                    (c / 32 * depth + b) * (16 * block + 128);
-          for (int64_t i = 0; i < block; ++i) {
-            const int64_t k = b * block + i;
-            const int code = w.codes[static_cast<size_t>(k * w.n + c)];
-            const int64_t p = c % 32 / 16, in = c % 16;
-            const int byte = at[i / 4 * 64 + (p * 8 + in % 8) * 4 + i % 4];
-            ASSERT_EQ(in < 8 ? byte & 15 : byte >> 4, code)
-                << c << " " << k << " gptq " << gptq;
-            sum += code - w.zeros[static_cast<size_t>(
-                              k / (256 / groups) * w.n + c)];
-          }
-          int32_t stored = 0;
-          std::memcpy(&stored, at + 16 * block + c % 32 * 4, 4);
-          EXPECT_EQ(stored, sum);
-        }
-        for (int64_t g = 0; g < groups; ++g) {
-          const auto at = static_cast<size_t>((c / 32 * groups + g) * 32 + c % 32);
-          const auto from = static_cast<size_t>(g * w.n + c);
-          EXPECT_EQ(packed[1].bytes[at], w.zeros[from]);
-          float scale = 0;
-          std::memcpy(&scale, packed[2].bytes.data() + 4 * at, 4);
-          EXPECT_EQ(scale, w.scales[from]);
-        }
+// By the layout of SGLang's packing, one code after the other.
+void PackedOpsTest::ExpectSglangsBytes(const Words& w,
+                                       const std::vector<OwnTensor>& packed) {
+  const int64_t group = w.k / w.groups, block = group < 128 ? group : 128;
+  const int64_t depth = w.k / block;
+  EXPECT_EQ(packed[0].meta.extents,
+            (std::vector<int64_t>{w.n / 32, depth, 16 * block + 128}));
+  EXPECT_EQ(packed[1].meta.extents,
+            (std::vector<int64_t>{w.n / 32, w.groups, 32}));
+  for (int64_t c = 0; c < w.n; ++c) {
+    for (int64_t b = 0; b < depth; ++b) {
+      int32_t sum = 0, stored = 0;
+      const uint8_t* const at =
+          packed[0].bytes.data() + (c / 32 * depth + b) * (16 * block + 128);
+      for (int64_t i = 0; i < block; ++i) {
+        const int64_t k = b * block + i, p = c % 32 / 16, in = c % 16;
+        const int code = w.codes[static_cast<size_t>(k * w.n + c)];
+        const int byte = at[i / 4 * 64 + (p * 8 + in % 8) * 4 + i % 4];
+        ASSERT_EQ(in < 8 ? byte & 15 : byte >> 4, code) << c << " " << k;
+        sum += code - w.zeros[static_cast<size_t>(k / group * w.n + c)];
       }
+      std::memcpy(&stored, at + 16 * block + c % 32 * 4, 4);
+      EXPECT_EQ(stored, sum);
+    }
+    for (int64_t g = 0; g < w.groups; ++g) {
+      const auto at = static_cast<size_t>((c / 32 * w.groups + g) * 32 + c % 32);
+      const auto from = static_cast<size_t>(g * w.n + c);
+      float scale = 0;
+      std::memcpy(&scale, packed[2].bytes.data() + 4 * at, 4);
+      EXPECT_EQ(packed[1].bytes[at], w.zeros[from]);
+      EXPECT_EQ(scale, w.scales[from]);
     }
   }
 }
@@ -135,6 +129,7 @@ TEST_P(PackedOpsTest, Int4IsExactWithScalesOfPowersOfTwo) {
       Words w = MakeWords(256, 64, groups, gptq);
       auto packed = Convert(w);
       ASSERT_EQ(packed.size(), 3u);
+      ExpectSglangsBytes(w, packed);
       const auto x = SmallIntegers<BFloat16>(rng_, kM * w.k, -4, 4);
       const auto b = SmallIntegers<float>(rng_, w.n, -4, 4);
       Doubles weights(static_cast<size_t>(w.n * w.k));
@@ -186,10 +181,7 @@ TEST_P(PackedOpsTest, Mxfp4IsExact) {
     OwnTensor scales = OwnTensor::Of(exponents, {kN, kK / 32});
     if (packed) {
       codes = Packed(codes);
-      rows_ = 0;
-      scales = Call("reference", "convert_scale_packed",
-                    {{"scale", &scales}})[0];
-      rows_ = 1;
+      scales = CallDense("convert_scale_packed", {{"scale", &scales}})[0];
       for (size_t i = 0; i < exponents.size(); ++i) {
         const size_t n = i / 3, g = i % 3;
         EXPECT_EQ(scales.bytes[(n / 32 * 3 + g) * 32 + n % 32], exponents[i]);

@@ -89,10 +89,11 @@ std::string SglangProduct::Explain(int64_t rows) const {
 
 absl::Status SglangProduct::Prepare(const SglangWeights& given,
                                     Executor& executor) {
+  const bool native = provider_ == LinearProvider::kReference;
   plan_.reset();
   QUERN_ASSIGN_OR_RETURN(const LinearWeights weights,
-                         PackSglangWeights(spec_, given, executor));
-  if (provider_ == LinearProvider::kReference) {
+                         PackSglangWeights(spec_, given, native, executor));
+  if (native) {
     QUERN_ASSIGN_OR_RETURN(
         native_, NativeLinear::Create(weights, linear_.activation));
     kept_ = weights;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -48,7 +49,7 @@ struct Decoded {
   std::vector<int32_t> words;
   std::vector<uint8_t> zeros;
   std::vector<int32_t> zero_words;
-  std::vector<float> scales;
+  std::vector<float> scales;  // or weights
 };
 
 // SGLang's blocks of floats or int8, as rows.
@@ -274,6 +275,7 @@ absl::Status SglangWeightSpec::CheckScales(const OpCall& call) {
 
 absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
                                                 const SglangWeights& given,
+                                                bool native,
                                                 Executor& executor) {
   QUERN_RETURN_IF_ERROR(CheckInput(kPlan, spec.names.w, given.w, spec.w.dtype,
                                    spec.w.extents));
@@ -303,6 +305,21 @@ absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
   } else if (spec.format == WeightFormat::kBlocks) {
     source.scales = AnyTensorView();
     QUERN_RETURN_IF_ERROR(BlocksOf(spec, given, decoded, source));
+    if (native) {
+      LinearWeightsSpec floats = spec;
+      floats.format = WeightFormat::kF32;
+      decoded.scales.resize(static_cast<size_t>(spec.n * spec.k));
+      DecodeBlocks(
+          BlockFormat::kMXFP4,
+          absl::MakeConstSpan(
+              static_cast<const uint8_t*>(decoded.codes.data()),
+              static_cast<size_t>(spec.n * spec.k / kGroup * kBlockBytes)),
+          absl::MakeSpan(decoded.scales));
+      source.layout = WeightLayout::kNK;
+      source.codes =
+          DenseMatrix<const float>(decoded.scales.data(), spec.n, spec.k);
+      return LinearWeights::Pack(floats, {source}, executor);
+    }
   } else if (spec.transposed) {
     source.layout = WeightLayout::kKN;
   } else if (spec.packed) {

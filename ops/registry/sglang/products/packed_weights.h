@@ -65,9 +65,11 @@ struct SglangWeights {
 
 // The weights in our packed form, of given's values. Refuses other shapes and
 // dtypes than the spec's, gaps where SGLang's form has none, and zero points
-// outside [0, 16], or of both 0 and 16.
+// outside [0, 16], or of both 0 and 16. `native`: MXFP4 becomes f32, as the
+// reference reads no blocks.
 absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
                                                 const SglangWeights& given,
+                                                bool native,
                                                 Executor& executor);
 
 }  // namespace quern

@@ -113,8 +113,11 @@ class SglangProductsTest : public IsaTest {
     const auto shapes = registry_.InferShapes(op, args);
     EXPECT_TRUE(shapes.ok()) << shapes.status();
     if (!made.ok() || !shapes.ok()) return {};
+    if (provider == "simd") {
+      EXPECT_RAN_ON(*made->op);
+    }
     std::vector<OwnTensor> outs;
-    for (const TensorMeta& meta : *shapes) outs.emplace_back(meta, 3 * rows_);
+    for (const TensorMeta& meta : *shapes) outs.emplace_back(meta, gap_);
     std::vector<std::pair<std::string, AnyTensorView>> views;
     for (const auto& [name, tensor] : tensors) {
       views.emplace_back(name, tensor->view());
@@ -137,19 +140,23 @@ class SglangProductsTest : public IsaTest {
     made->op->Execute(ordered, workspace, executor_);
     return outs;
   }
+  // What packs, and returns dense tensors.
+  std::vector<OwnTensor> CallDense(const char* op, const NamedOwn& tensors,
+                                   NamedArgs args = {}) {
+    const int64_t gap = std::exchange(gap_, 0);
+    auto outs = Call("reference", op, tensors, std::move(args));
+    gap_ = gap;
+    return outs;
+  }
   // What SGLang's packing makes of a weight.
   OwnTensor Packed(OwnTensor& weight,
                    const char* op = "convert_weight_packed") {
-    const int64_t rows = std::exchange(rows_, 0);
-    OwnTensor packed = Call("reference", op, {{"weight", &weight}})[0];
-    rows_ = rows;
-    return packed;
+    return CallDense(op, {{"weight", &weight}})[0];
   }
 
   OpRegistry registry_;
   ManyWorkers executor_{3};
-  // Whether results have gaps between their rows.
-  int64_t rows_ = 1;
+  int64_t gap_ = 3;  // of results
 };
 
 }  // namespace quern
