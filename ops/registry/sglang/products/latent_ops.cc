@@ -93,7 +93,7 @@ class Plan {
                            SglangBatch::Create(kNative, spec.w_kc));
     RmsNormSpec norm;
     norm.eps = spec.eps;
-    norm.x_dtype = norm.out_dtype = spec.dtype;
+    norm.x_dtype = norm.out_dtype = norm.residual_dtype = spec.dtype;
     norm.hidden = spec.q_lora;
     norm.weight_dtype = spec.q_norm_dtype;
     QUERN_ASSIGN_OR_RETURN(plan.q_norm_, RmsNormPlan::Create(norm));
