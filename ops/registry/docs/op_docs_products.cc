@@ -11,18 +11,17 @@ struct Doc {
 };
 
 #define FLOATS "f32, bf16 or f16"
-#define PACKED \
-  "is_vnni: weights are what convert_weight_packed made of them.\n"
-#define LATENT                                                               \
-  "q_input = norm(hidden_states q_a^T) q_b^T, whose first columns w_kc "     \
-  "multiplies and whose last ones are\nturned;  k_input = hidden_states "    \
-  "kv_a^T, whose first columns are normalised and whose last ones are "      \
-  "turned\nhidden_states[rows, hidden] is " FLOATS                           \
-  "; w_kc[heads, kv_lora, nope], with w_scale f32[1] if f8e4m3;\n"           \
-  "cos_sin_cache[positions, rope], neighbours are pairs. use_int8_w8a8, "    \
-  "use_fp8_w8a16: what the weights are,\nwith scales, and block_n and "      \
-  "block_k of f8e4m3. Returns q_input[rows, heads, kv_lora + rope] and\n"    \
-  "k_input[rows, 1, kv_lora + rope], whose first kv_lora columns are "       \
+#define PACKED "is_vnni: weights are what convert_weight_packed made of them.\n"
+#define LATENT                                                            \
+  "q_input = norm(hidden_states q_a^T) q_b^T, whose first columns w_kc "  \
+  "multiplies and whose last ones are\nturned;  k_input = hidden_states " \
+  "kv_a^T, whose first columns are normalised and whose last ones are "   \
+  "turned\nhidden_states[rows, hidden] is " FLOATS                        \
+  "; w_kc[heads, kv_lora, nope], with w_scale f32[1] if f8e4m3;\n"        \
+  "cos_sin_cache[positions, rope], neighbours are pairs. use_int8_w8a8, " \
+  "use_fp8_w8a16: what the weights are,\nwith scales, and block_n and "   \
+  "block_k of f8e4m3. Returns q_input[rows, heads, kv_lora + rope] and\n" \
+  "k_input[rows, 1, kv_lora + rope], whose first kv_lora columns are "    \
   "SGLang's v_input.\n" PACKED
 
 constexpr Doc kDocs[] = {
@@ -41,7 +40,8 @@ constexpr Doc kDocs[] = {
      "height, width] as a matrix [n, k],\nbf16 or f16; out has weight's "
      "shape.\n"},
     {"convert_scale_packed",
-     "scale u8[.., n, groups] with each 32 rows as [groups][32]; n % 32 = 0.\n"},
+     "scale u8[.., n, groups] with each 32 rows as [groups][32]; n % 32 = "
+     "0.\n"},
     {"convert_weight_packed_scale_zp",
      "Packs 4-bit codes for int4_scaled_mm_cpu. quant_method_4bit 0: AWQ, "
      "weight i32[k, n / 8]; 1: GPTQ,\nweight i32[k / 8, n]. qzeros i32[groups, "

@@ -141,10 +141,12 @@ class Plan {
       for (int64_t n = 0; n < spec_.n; ++n) {
         double sum = 0;
         for (int64_t k = 0; k < spec_.k; ++k) {
-          sum += (codes[m * stride + k] - 128) * product_.native()->Weight(k, n);
+          sum +=
+              (codes[m * stride + k] - 128) * product_.native()->Weight(k, n);
         }
         sum *= double{x_scales[m]} * double{product_.kept().scales()[n]};
-        if (product_.kept().has_bias()) sum += double{product_.kept().bias()[n]};
+        if (product_.kept().has_bias())
+          sum += double{product_.kept().bias()[n]};
         out.Set(n, static_cast<float>(sum));
       }
     }

@@ -16,10 +16,10 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/sglang/packing/packed.h"
 #include "quern/ops/registry/sglang/packing/int8_pack.h"
 #include "quern/ops/registry/sglang/packing/layout.h"
 #include "quern/ops/registry/sglang/packing/pack.h"
+#include "quern/ops/registry/sglang/packing/packed.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/quant/s8s8_compensation.h"
 
@@ -260,8 +260,7 @@ NamedArgs PackExample(DType dtype) {
 
 absl::Status AddPack(OpDeclaration<PackPlan, Packing, Args> op,
                      OpExample example, OpRegistry& registry) {
-  return op
-      .Out("out", &Args::out, &PackedShape, &Packing::dtype)
+  return op.Out("out", &Args::out, &PackedShape, &Packing::dtype)
       .Provider("simd", &PackPlan::Create)
       .Provider("reference", &PackPlan::Native)
       .Layer()
@@ -275,7 +274,9 @@ absl::Status AddMatrixPack(const char* name, OpRegistry& registry) {
 }
 
 NamedArgs KernelExample(DType dtype) {
-  return {{"weight", TensorMeta{dtype, {32, 2, 2, 4, 4}}}};
+  // bf16 stands for f32, as in PackExample.
+  return {{"weight", TensorMeta{dtype == DType::kF32 ? DType::kBF16 : dtype,
+                                {32, 2, 2, 4, 4}}}};
 }
 absl::Status AddKernelPack(OpRegistry& registry) {
   OpDeclaration<PackPlan, Packing, Args> op("conv3d_embed_weight_pack");

@@ -124,7 +124,7 @@ class Plan {
 // `sglang`: by SGLang's name and in its words, which are the plan's.
 absl::Status AddVarlen(OpRegistry& registry, bool sglang) {
   const char *const q = sglang ? "q" : "query", *const k = sglang ? "k" : "key",
-             *const v = sglang ? "v" : "value";
+                    *const v = sglang ? "v" : "value";
   OpDeclaration<Plan, Spec, Args> op(sglang ? "flash_attn_varlen_func" : kOp);
   op.Layer()
       .Given(&Spec::paired, sglang)

@@ -155,7 +155,8 @@ TEST_P(VarlenAttentionOpsTest, MatchesTheReference) {
   ExpectMatchesReference<float>(scaled, true, {{9, 9}});
 }
 
-// A causal sequence of SGLang's has keys beyond its last query, which ours sees.
+// A causal sequence of SGLang's has keys beyond its last query, which ours
+// sees.
 TEST_P(VarlenAttentionOpsTest, SglangsCausalNeedsEqualLengths) {
   const NamedArgs args = {{"q", TensorMeta{DType::kF32, {2, 1, 16}}},
                           {"k", TensorMeta{DType::kF32, {3, 1, 16}}},

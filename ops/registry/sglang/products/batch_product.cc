@@ -37,10 +37,10 @@ AnyTensorView RowsOfMatrix(const AnyTensorView& v, int64_t b, int64_t begin,
   const AnyTensorView::Dims extents{rows, v.extent(2)};
   const AnyTensorView::Dims strides{v.stride(1), v.stride(2)};
   if (v.writable()) {
-    return AnyTensorView(v.dtype(),
-                         static_cast<void*>(
-                             static_cast<uint8_t*>(v.mutable_data()) + offset),
-                         2, extents, strides);
+    return AnyTensorView(
+        v.dtype(),
+        static_cast<void*>(static_cast<uint8_t*>(v.mutable_data()) + offset), 2,
+        extents, strides);
   }
   return AnyTensorView(
       v.dtype(),
@@ -57,8 +57,7 @@ absl::Status SglangBatchSpec::Fill(const OpCall& call) {
   QUERN_RETURN_IF_ERROR(
       each.Fill(call.op(), {w.dtype, {w.extents[1], w.extents[2]}}));
   if (each.format != WeightFormat::kE4M3Block && each.has_scales()) {
-    return InvalidArgument(call.op(), each.names.w, " is ",
-                           DTypeName(w.dtype),
+    return InvalidArgument(call.op(), each.names.w, " is ", DTypeName(w.dtype),
                            "; need f32, bf16, f16 or f8e4m3");
   }
   each.block_n = std::max<int64_t>(1, each.n);
@@ -82,9 +81,8 @@ absl::StatusOr<SglangBatch> SglangBatch::Create(bool native,
   std::vector<SglangProduct> products;
   products.reserve(static_cast<size_t>(spec.batch));
   for (int64_t b = 0; b < spec.batch; ++b) {
-    QUERN_ASSIGN_OR_RETURN(
-        SglangProduct product,
-        SglangProduct::CreateAny(native, linear, spec.each));
+    QUERN_ASSIGN_OR_RETURN(SglangProduct product,
+                           SglangProduct::CreateAny(native, linear, spec.each));
     products.push_back(std::move(product));
   }
   return SglangBatch(spec, std::move(products));
@@ -131,9 +129,8 @@ absl::Status SglangBatch::CheckWeights(const AnyTensorView& w,
 }
 
 absl::StatusOr<int64_t> SglangBatch::WorkspaceBytes(int max_workers) const {
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t shared,
-      products_[0].WorkspaceBytes(kRowsAtOnce, max_workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t shared,
+                         products_[0].WorkspaceBytes(kRowsAtOnce, max_workers));
   QUERN_ASSIGN_OR_RETURN(const int64_t own,
                          products_[0].WorkspaceBytes(kRowsAtOnce, 1));
   return std::max(shared,

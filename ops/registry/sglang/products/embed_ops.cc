@@ -68,8 +68,8 @@ class Plan {
   std::string Explain(int64_t rows) const { return product_.Explain(rows); }
 
   absl::Status Prepare(const Args& a, Executor& executor) {
-    QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "weight", a.w, spec_.dtype,
-                                     spec_.weight.extents));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kPlan, "weight", a.w, spec_.dtype, spec_.weight.extents));
     QUERN_RETURN_IF_ERROR(
         CheckInput(kPlan, "bias", a.bias, spec_.dtype, {spec_.n}));
     QUERN_ASSIGN_OR_RETURN(const AnyTensorView w, AsMatrix("weight", a.w));
@@ -132,10 +132,10 @@ absl::Status Complete(Spec& spec, const OpCall& call) {
                            "weight is f32 with is_vnni; need bf16 or f16");
   }
   const TensorMeta& x = *call.Tensor("input");
-  QUERN_RETURN_IF_ERROR(CheckMeta(call.op(), "input", x,
-                                  {spec.dtype, {x.extents[0], w[1], w[2], w[3],
-                                                w[4]}},
-                                  ", patches of the size of weight"));
+  QUERN_RETURN_IF_ERROR(
+      CheckMeta(call.op(), "input", x,
+                {spec.dtype, {x.extents[0], w[1], w[2], w[3], w[4]}},
+                ", patches of the size of weight"));
   return spec.Fill(call.op(), {spec.dtype, {w[0], k}});
 }
 

@@ -175,8 +175,7 @@ class Plan {
     if (rows == 0) return;
     const Scratch scratch = LayOut(workspace, rows);
     const AnyTensorView first = Dense(scratch.first, {rows, spec_.first.n});
-    const AnyTensorView q =
-        Dense(scratch.q, {rows, spec_.heads, q_head});
+    const AnyTensorView q = Dense(scratch.q, {rows, spec_.heads, q_head});
     const int64_t width = spec_.kv_lora + spec_.rope;
     const AnyTensorView k_input =
         Columns(a.k_input, rows, a.k_input.stride(0), 0, width);
@@ -294,9 +293,9 @@ using Op = OpDeclaration<Plan, Spec, Args>;
 // The heads from w_kc and the rest from the other matrices.
 absl::Status Complete(Spec& s, const OpCall& call) {
   const auto op = call.op();
-  s.first.names = s.fused
-                      ? SglangWeightNames{"qkv_a_proj_weight", "qkv_a_proj_scale"}
-                      : SglangWeightNames{"q_a_proj_weight", "q_a_proj_scale"};
+  s.first.names =
+      s.fused ? SglangWeightNames{"qkv_a_proj_weight", "qkv_a_proj_scale"}
+              : SglangWeightNames{"q_a_proj_weight", "q_a_proj_scale"};
   s.q_b.names = {"q_b_proj_weight", "q_b_proj_scale"};
   s.latent.names = {"kv_a_proj_weight", "kv_a_proj_scale"};
   for (SglangWeightSpec* w : {&s.first, &s.q_b, &s.latent}) {
@@ -306,8 +305,7 @@ absl::Status Complete(Spec& s, const OpCall& call) {
     w->group_size = s.block_k;
     const TensorMeta& meta = *call.Tensor(w->names.w);
     if ((meta.dtype == DType::kI8) != s.int8 ||
-        (meta.dtype == DType::kF8E4M3) != s.fp8 ||
-        meta.dtype == DType::kU8) {
+        (meta.dtype == DType::kF8E4M3) != s.fp8 || meta.dtype == DType::kU8) {
       return InvalidArgument(op, w->names.w, " is ", DTypeName(meta.dtype),
                              "; need i8 with use_int8_w8a8, f8e4m3 with "
                              "use_fp8_w8a16, else f32, bf16 or f16");
@@ -344,12 +342,10 @@ absl::Status Complete(Spec& s, const OpCall& call) {
 
 absl::Status CheckRanks(Spec& s, const OpCall& call) {
   const auto op = call.op();
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(op, "q_lora_rank", call.Int("q_lora_rank"), s.q_lora,
-                 "q_a_layernorm_weight has"));
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(op, "kv_lora_rank", call.Int("kv_lora_rank"), s.kv_lora,
-                 "kv_a_layernorm_weight has"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, "q_lora_rank", call.Int("q_lora_rank"),
+                                   s.q_lora, "q_a_layernorm_weight has"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, "kv_lora_rank", call.Int("kv_lora_rank"),
+                                   s.kv_lora, "kv_a_layernorm_weight has"));
   return CheckEqual(op, "qk_rope_head_dim", call.Int("qk_rope_head_dim"),
                     s.rope, "cos_sin_cache has");
 }
@@ -373,8 +369,7 @@ absl::Status AddLatent(OpRegistry& registry, bool fused) {
           floats(&Spec::q_norm_dtype))
       .In("kv_a_layernorm_weight", &Args::kv_norm, {&Spec::kv_lora},
           floats(&Spec::kv_norm_dtype))
-      .In("positions", &Args::positions, {kRows},
-          IndexDType<Spec>())
+      .In("positions", &Args::positions, {kRows}, IndexDType<Spec>())
       .In("cos_sin_cache", &Args::table, {&Spec::max_positions, &Spec::rope},
           floats(&Spec::table_dtype))
       .Need("eps", &Spec::eps)

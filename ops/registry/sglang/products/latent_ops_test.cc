@@ -63,8 +63,8 @@ Bounded Normed(const Bounded& x, int64_t n, int64_t span,
       const double w = weight[static_cast<size_t>(i)];
       out.values.push_back(x.values[at] / rms * w);
       // The error of the root is that of the row's sums.
-      out.sizes.push_back(
-          (x.sizes[at] + std::fabs(x.values[at]) * more) / rms * std::fabs(w));
+      out.sizes.push_back((x.sizes[at] + std::fabs(x.values[at]) * more) / rms *
+                          std::fabs(w));
     }
   }
   return out;
@@ -88,10 +88,9 @@ TEST_P(LatentOpsTest, BothNamesHaveTheEquationsResults) {
   const std::vector<int32_t> at = {3, 0, 39, 17, 17};
 
   const Bounded rows = {ToDoubles(x), Magnitudes(ToDoubles(x))};
-  const Bounded q = Times(
-      Normed(Times(rows, kQLora, kHidden, ToDoubles(q_a)), kQLora, kQLora,
-             q_norm),
-      kHeads * kHead, kQLora, ToDoubles(q_b));
+  const Bounded q = Times(Normed(Times(rows, kQLora, kHidden, ToDoubles(q_a)),
+                                 kQLora, kQLora, q_norm),
+                          kHeads * kHead, kQLora, ToDoubles(q_b));
   const Bounded latent = Times(rows, kWidth, kHidden, ToDoubles(kv_a));
   const Bounded normed = Normed(latent, kWidth, kKvLora, kv_norm);
   Doubles want_q, want_k, sizes_q, sizes_k;
@@ -187,7 +186,8 @@ TEST_P(LatentOpsTest, PackedWeightsHaveTheBitsOfPlainOnes) {
   OwnTensor norm_kv = OwnTensor::Of(bf16(kKvLora), {kKvLora});
   const std::vector<int64_t> at = {3, 0, 39, 17, 17};
   OwnTensor positions = OwnTensor::Of(at, {kM});
-  OwnTensor cache = OwnTensor::Of(Reals(kPositions * kRope), {kPositions, kRope});
+  OwnTensor cache =
+      OwnTensor::Of(Reals(kPositions * kRope), {kPositions, kRope});
   OwnTensor quarter = OwnTensor::Of<float>({0.25f}, {1});
   const auto matrix = [&](int format, int64_t n, int64_t k) {
     const std::vector<int64_t> extents = {n, k};
@@ -196,7 +196,8 @@ TEST_P(LatentOpsTest, PackedWeightsHaveTheBitsOfPlainOnes) {
       return OwnTensor::Of(SmallIntegers<int8_t>(rng_, n * k, -127, 127),
                            extents);
     }
-    return OwnTensor::Of(SmallIntegers<Float8E4M3>(rng_, n * k, -8, 8), extents);
+    return OwnTensor::Of(SmallIntegers<Float8E4M3>(rng_, n * k, -8, 8),
+                         extents);
   };
   for (const int format : {0, 1, 2}) {
     SCOPED_TRACE(format);

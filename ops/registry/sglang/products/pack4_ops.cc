@@ -91,8 +91,7 @@ absl::Status FillScale(ScaleSpec& spec, const OpCall& call) {
 
 absl::Status AddScale(OpRegistry& registry) {
   return OpDeclaration<ScalePlan, ScaleSpec, ScaleArgs>("convert_scale_packed")
-      .In("scale", &ScaleArgs::scale, {},
-          OpDType<ScaleSpec>::Must(DType::kU8))
+      .In("scale", &ScaleArgs::scale, {}, OpDType<ScaleSpec>::Must(DType::kU8))
       .Then(&FillScale)
       .Out("out", &ScaleArgs::out, Like("scale"), DType::kU8)
       .Provider("reference", nullptr)
@@ -139,6 +138,10 @@ class WordsPlan {
                      : CheckInput(kPlan, tensor.name, tensor.view,
                                   tensor.want.dtype, tensor.want.extents));
       QUERN_RETURN_IF_ERROR(CheckDense(tensor.name, tensor.view));
+      for (int i = 0; tensor.out && i < 3; ++i) {
+        QUERN_RETURN_IF_ERROR(CheckApart(kPlan, all[i].name, all[i].view,
+                                         tensor.name, tensor.view));
+      }
     }
     return absl::OkStatus();
   }
@@ -211,8 +214,8 @@ class WordsPlan {
 
 absl::Status FillWords(WordsSpec& s, const OpCall& call) {
   const absl::string_view op = call.op();
-  QUERN_RETURN_IF_ERROR(CheckRange(op, "quant_method_4bit",
-                                   call.Int("quant_method_4bit"), 0, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(op, "quant_method_4bit", call.Int("quant_method_4bit"), 0, 1));
   s.gptq = call.Int("quant_method_4bit") == 1;
   s.weight = *call.Tensor("weight");
   s.qzeros = *call.Tensor("qzeros");
@@ -249,17 +252,17 @@ absl::Status FillWords(WordsSpec& s, const OpCall& call) {
     if (rank == 3) meta.extents.insert(meta.extents.begin(), s.experts);
     return meta;
   };
+  QUERN_RETURN_IF_ERROR(CheckMeta(op, "weight", s.weight,
+                                  s.gptq ? of(DType::kI32, {s.k / 8, s.n})
+                                         : of(DType::kI32, {s.k, s.n / 8}),
+                                  s.gptq ? ", GPTQ's words" : ", AWQ's words"));
   QUERN_RETURN_IF_ERROR(
-      CheckMeta(op, "weight", s.weight,
-                s.gptq ? of(DType::kI32, {s.k / 8, s.n})
-                       : of(DType::kI32, {s.k, s.n / 8}),
-                s.gptq ? ", GPTQ's words" : ", AWQ's words"));
-  QUERN_RETURN_IF_ERROR(CheckMeta(op, "qzeros", s.qzeros,
-                                  of(DType::kI32, {s.groups, s.n / 8})));
-  QUERN_RETURN_IF_ERROR(CheckMeta(op, "scales", s.scales,
-                                  of(s.scales.dtype, {s.groups, s.n})));
-  s.codes = of(DType::kU8, {s.n / kCols, s.k / s.block,
-                            16 * s.block + 4 * kCols}).extents;
+      CheckMeta(op, "qzeros", s.qzeros, of(DType::kI32, {s.groups, s.n / 8})));
+  QUERN_RETURN_IF_ERROR(
+      CheckMeta(op, "scales", s.scales, of(s.scales.dtype, {s.groups, s.n})));
+  s.codes =
+      of(DType::kU8, {s.n / kCols, s.k / s.block, 16 * s.block + 4 * kCols})
+          .extents;
   s.grouped = of(DType::kI8, {s.n / kCols, s.groups, kCols}).extents;
   return absl::OkStatus();
 }

@@ -38,8 +38,8 @@ class PackedOpsTest : public SglangProductsTest {
   Words MakeWords(int64_t k, int64_t n, int64_t groups, bool gptq) {
     Words w = {k, n, groups, gptq, {}, {}, {}, {}, {}, {}};
     w.codes = SmallIntegers<uint8_t>(rng_, k * n, 0, 15);
-    w.zeros = SmallIntegers<uint8_t>(rng_, groups * n, gptq ? 1 : 0,
-                                     gptq ? 16 : 15);
+    w.zeros =
+        SmallIntegers<uint8_t>(rng_, groups * n, gptq ? 1 : 0, gptq ? 16 : 15);
     // A zero point that GPTQ's words alone have.
     if (gptq) w.zeros[0] = 16;
     for (int64_t i = 0; i < groups * n; ++i) {
@@ -51,8 +51,7 @@ class PackedOpsTest : public SglangProductsTest {
     for (int64_t i = 0; i < k; ++i) {
       for (int64_t c = 0; c < n; ++c) {
         const int64_t word = gptq ? i / 8 * n + c : (i * n + c) / 8;
-        const auto place =
-            static_cast<uint32_t>(gptq ? i % 8 : kAwq[c % 8]);
+        const auto place = static_cast<uint32_t>(gptq ? i % 8 : kAwq[c % 8]);
         words[static_cast<size_t>(word)] |=
             uint32_t{w.codes[static_cast<size_t>(i * n + c)]} << 4 * place;
       }
@@ -74,11 +73,10 @@ class PackedOpsTest : public SglangProductsTest {
     return w;
   }
   std::vector<OwnTensor> Convert(Words& w) {
-    return CallDense("convert_weight_packed_scale_zp",
-                     {{"weight", &w.weight},
-                      {"qzeros", &w.qzeros},
-                      {"scales", &w.scale}},
-                     {{"quant_method_4bit", w.gptq ? 1 : 0}});
+    return CallDense(
+        "convert_weight_packed_scale_zp",
+        {{"weight", &w.weight}, {"qzeros", &w.qzeros}, {"scales", &w.scale}},
+        {{"quant_method_4bit", w.gptq ? 1 : 0}});
   }
   static void ExpectSglangsBytes(const Words& w,
                                  const std::vector<OwnTensor>& packed);
@@ -112,7 +110,8 @@ void PackedOpsTest::ExpectSglangsBytes(const Words& w,
       EXPECT_EQ(stored, sum);
     }
     for (int64_t g = 0; g < w.groups; ++g) {
-      const auto at = static_cast<size_t>((c / 32 * w.groups + g) * 32 + c % 32);
+      const auto at =
+          static_cast<size_t>((c / 32 * w.groups + g) * 32 + c % 32);
       const auto from = static_cast<size_t>(g * w.n + c);
       float scale = 0;
       std::memcpy(&scale, packed[2].bytes.data() + 4 * at, 4);
@@ -141,8 +140,8 @@ TEST_P(PackedOpsTest, Int4IsExactWithScalesOfPowersOfTwo) {
               (w.codes[static_cast<size_t>(k * w.n + c)] - w.zeros[g]);
         }
       }
-      const Doubles want = ReferenceLinear(kM, w.n, w.k, ToDoubles(x), weights,
-                                           ToDoubles(b));
+      const Doubles want =
+          ReferenceLinear(kM, w.n, w.k, ToDoubles(x), weights, ToDoubles(b));
       OwnTensor rows = OwnTensor::Of(x, {kM, w.k}, 3);
       OwnTensor bias = OwnTensor::Of(b, {w.n});
       for (const char* provider : kProviders) {
@@ -169,12 +168,12 @@ TEST_P(PackedOpsTest, Mxfp4IsExact) {
   Doubles weights;
   for (int64_t i = 0; i < kN * kK; ++i) {
     const int code = bytes[static_cast<size_t>(i / 2)] >> i % 2 * 4 & 15;
-    weights.push_back((code < 8 ? 1 : -1) * kValues[code % 8] *
-                      std::ldexp(1, exponents[static_cast<size_t>(i / 32)] -
-                                        127));
+    weights.push_back(
+        (code < 8 ? 1 : -1) * kValues[code % 8] *
+        std::ldexp(1, exponents[static_cast<size_t>(i / 32)] - 127));
   }
-  const Doubles want = ToDoubles(RoundedTo<BFloat16>(
-      ReferenceLinear(kM, kN, kK, ToDoubles(x), weights)));
+  const Doubles want = ToDoubles(
+      RoundedTo<BFloat16>(ReferenceLinear(kM, kN, kK, ToDoubles(x), weights)));
   for (const bool packed : {false, true}) {
     OwnTensor rows = OwnTensor::Of(x, {kM, kK}, 3);
     OwnTensor codes = OwnTensor::Of(bytes, {kN, kK / 2});
@@ -188,10 +187,9 @@ TEST_P(PackedOpsTest, Mxfp4IsExact) {
       }
     }
     for (const char* provider : kProviders) {
-      auto out =
-          Call(provider, "mxfp4_scaled_mm_cpu",
-               {{"mat1", &rows}, {"mat2", &codes}, {"scales2", &scales}},
-               {{"is_vnni", packed}});
+      auto out = Call(provider, "mxfp4_scaled_mm_cpu",
+                      {{"mat1", &rows}, {"mat2", &codes}, {"scales2", &scales}},
+                      {{"is_vnni", packed}});
       ASSERT_EQ(out.size(), 1u);
       EXPECT_TRUE(AllEqual(out[0].doubles(), want));
     }
@@ -203,8 +201,8 @@ TEST_P(PackedOpsTest, PatchesAreRowsOfAProduct) {
   const auto x = SmallIntegers<BFloat16>(rng_, kM * kK, -4, 4);
   const auto w = SmallIntegers<BFloat16>(rng_, kN * kK, -4, 4);
   const auto b = SmallIntegers<BFloat16>(rng_, kN, -4, 4);
-  const Doubles want = ToDoubles(RoundedTo<BFloat16>(ReferenceLinear(
-      kM, kN, kK, ToDoubles(x), ToDoubles(w), ToDoubles(b))));
+  const Doubles want = ToDoubles(RoundedTo<BFloat16>(
+      ReferenceLinear(kM, kN, kK, ToDoubles(x), ToDoubles(w), ToDoubles(b))));
   for (const bool packed : {false, true}) {
     OwnTensor patches = OwnTensor::Of(x, {kM, 3, 2, 4, 8});
     OwnTensor weight = OwnTensor::Of(w, {kN, 3, 2, 4, 8});
@@ -217,10 +215,10 @@ TEST_P(PackedOpsTest, PatchesAreRowsOfAProduct) {
       EXPECT_EQ(weight.bytes, Packed(matrix).bytes);
     }
     for (const char* provider : kProviders) {
-      auto out = Call(
-          provider, "conv3d_embed_cpu",
-          {{"input", &patches}, {"weight", &weight}, {"bias", &bias}},
-          {{"is_vnni", packed}});
+      auto out =
+          Call(provider, "conv3d_embed_cpu",
+               {{"input", &patches}, {"weight", &weight}, {"bias", &bias}},
+               {{"is_vnni", packed}});
       ASSERT_EQ(out.size(), 1u);
       EXPECT_TRUE(AllEqual(out[0].doubles(), want));
     }

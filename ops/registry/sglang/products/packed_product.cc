@@ -94,8 +94,8 @@ absl::Status SglangProduct::Prepare(const SglangWeights& given,
   QUERN_ASSIGN_OR_RETURN(const LinearWeights weights,
                          PackSglangWeights(spec_, given, native, executor));
   if (native) {
-    QUERN_ASSIGN_OR_RETURN(
-        native_, NativeLinear::Create(weights, linear_.activation));
+    QUERN_ASSIGN_OR_RETURN(native_,
+                           NativeLinear::Create(weights, linear_.activation));
     kept_ = weights;
   }
   QUERN_ASSIGN_OR_RETURN(plan_,
@@ -112,9 +112,8 @@ absl::Status SglangProduct::CheckWeights(const SglangWeights& given) const {
       SameView(given.bias, prepared_.bias)) {
     return absl::OkStatus();
   }
-  return InvalidArgument(
-      kPlan, spec_.names.w,
-      " or what goes with it is not what Prepare was given");
+  return InvalidArgument(kPlan, spec_.names.w,
+                         " or what goes with it is not what Prepare was given");
 }
 
 absl::Status SglangProduct::CheckRows(const AnyTensorView& x) const {

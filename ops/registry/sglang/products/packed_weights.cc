@@ -92,20 +92,20 @@ absl::Status BlocksOf(const SglangWeightSpec& spec, const SglangWeights& given,
       static_cast<const uint8_t*>(given.scales.data());
   for (int64_t n = 0; n < spec.n; ++n) {
     for (int64_t g = 0; g < groups; ++g) {
-      *to++ = exponents[spec.packed ? (n / kCols * groups + g) * kCols +
-                                          n % kCols
-                                    : n * given.scales.RowStride() + g];
+      *to++ =
+          exponents[spec.packed ? (n / kCols * groups + g) * kCols + n % kCols
+                                : n * given.scales.RowStride() + g];
       for (int64_t i = g * kGroup; i < g * kGroup + kGroup / 2; ++i) {
-        *to++ = static_cast<uint8_t>(
-            Mxfp4Code(spec, given.w, n, i) |
-            Mxfp4Code(spec, given.w, n, i + kGroup / 2) << 4);
+        *to++ = static_cast<uint8_t>(Mxfp4Code(spec, given.w, n, i) |
+                                     Mxfp4Code(spec, given.w, n, i + kGroup / 2)
+                                         << 4);
       }
     }
   }
   source.layout = WeightLayout::kBlocks;
-  source.codes = AnyTensorView(
-      DType::kU8, static_cast<const void*>(decoded.codes.data()), 2,
-      {spec.n, row}, {row, 1});
+  source.codes =
+      AnyTensorView(DType::kU8, static_cast<const void*>(decoded.codes.data()),
+                    2, {spec.n, row}, {row, 1});
   return absl::OkStatus();
 }
 
@@ -142,8 +142,8 @@ absl::Status GroupsOf(const SglangWeightSpec& spec, const SglangWeights& given,
   for (int64_t c = 0; c < n; ++c) {
     for (int64_t i = 0; i < k; ++i) {
       const int64_t at = (c / kCols * depth + i / block) * block_bytes +
-                         i % block / 4 * 64 +
-                         (c % kCols / 16 * 8 + c % 8) * 4 + i % 4;
+                         i % block / 4 * 64 + (c % kCols / 16 * 8 + c % 8) * 4 +
+                         i % 4;
       codes[c * k + i] = bytes[at] >> (c % 16 < 8 ? 0 : 4) & 15;
     }
   }
@@ -158,8 +158,8 @@ absl::Status GroupsOf(const SglangWeightSpec& spec, const SglangWeights& given,
   std::vector<uint32_t> zero_words(decoded.zero_words.size());
   for (int64_t c = 0; c < n; ++c) {
     for (int64_t i = 0; i < k; ++i) {
-      words[static_cast<size_t>(i / 8 * n + c)] |=
-          uint32_t{codes[c * k + i]} << i % 8 * 4;
+      words[static_cast<size_t>(i / 8 * n + c)] |= uint32_t{codes[c * k + i]}
+                                                   << i % 8 * 4;
     }
     for (int64_t g = 0; g < groups; ++g) {
       const uint32_t zero = decoded.zeros[static_cast<size_t>(g * n + c)];
@@ -196,8 +196,8 @@ absl::Status SglangWeightSpec::Fill(absl::string_view op,
   if (grouped) {
     const int64_t bytes = w.extents[2] - 4 * kCols;
     if (bytes < 64 || bytes % 64 != 0) {
-      return InvalidArgument(op, names.w, " has blocks of ",
-                             w.extents[2], " bytes; need 16 for each k and 128 "
+      return InvalidArgument(op, names.w, " has blocks of ", w.extents[2],
+                             " bytes; need 16 for each k and 128 "
                              "behind them, for a multiple of 4 of k");
     }
     format = WeightFormat::kI4Group;
@@ -219,8 +219,8 @@ absl::Status SglangWeightSpec::Fill(absl::string_view op,
   if (w.dtype == DType::kU8) {
     if (!CheckedMul(k, 2, &k)) return TooLarge(op, names.w);
     if (k % kGroup != 0) {
-      return InvalidArgument(op, names.w, " has k=", k,
-                             "; need a multiple of ", kGroup);
+      return InvalidArgument(op, names.w, " has k=", k, "; need a multiple of ",
+                             kGroup);
     }
   }
   if (!packed || transposed) return absl::OkStatus();
@@ -236,14 +236,14 @@ absl::Status SglangWeightSpec::CheckScales(const OpCall& call) {
   }
   if (given == nullptr) {
     return InvalidArgument(call.op(), names.scales, " is missing, and ",
-                           names.w, " is ", DTypeName(w.dtype),
-                           "; need them");
+                           names.w, " is ", DTypeName(w.dtype), "; need them");
   }
   scales = *given;
   const absl::string_view op = call.op();
   if (format == WeightFormat::kI8Channel) {
     if (scales == TensorMeta{DType::kF32, {1}}) return absl::OkStatus();
-    return CheckMeta(op, names.scales, scales, {DType::kF32, {n}}, " or f32[1]");
+    return CheckMeta(op, names.scales, scales, {DType::kF32, {n}},
+                     " or f32[1]");
   }
   if (format == WeightFormat::kE4M3Block) {
     QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "block_n", block_n, 1));
@@ -257,13 +257,13 @@ absl::Status SglangWeightSpec::CheckScales(const OpCall& call) {
     return CheckMeta(op, names.scales, scales, {DType::kU8, {n, k / kGroup}},
                      ", an exponent for each 32 of k");
   }
-  const int64_t blocks = w.extents[0], block = k / std::max<int64_t>(
-                                                       1, w.extents[1]);
+  const int64_t blocks = w.extents[0],
+                block = k / std::max<int64_t>(1, w.extents[1]);
   const int64_t groups = scales.extents.size() == 3 ? scales.extents[1] : 0;
-  if (groups < 1 || k % groups != 0 || std::min<int64_t>(128, k / groups) !=
-                                           block || k / groups % block != 0) {
-    return InvalidArgument(op, names.scales, " has ", groups, " groups of k=",
-                           k, " in blocks of ", block,
+  if (groups < 1 || k % groups != 0 ||
+      std::min<int64_t>(128, k / groups) != block || k / groups % block != 0) {
+    return InvalidArgument(op, names.scales, " has ", groups,
+                           " groups of k=", k, " in blocks of ", block,
                            "; need groups of a block, or of blocks of 128");
   }
   group_size = k / groups;
@@ -277,8 +277,9 @@ absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
                                                 const SglangWeights& given,
                                                 bool native,
                                                 Executor& executor) {
-  QUERN_RETURN_IF_ERROR(CheckInput(kPlan, spec.names.w, given.w, spec.w.dtype,
-                                   spec.w.extents));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kPlan, spec.names.w, given.w, spec.w.dtype, spec.w.extents));
+  QUERN_RETURN_IF_ERROR(CheckElementsApart(kPlan, spec.names.w, given.w));
   const bool decodes = spec.format == WeightFormat::kI4Group ||
                        spec.format == WeightFormat::kBlocks;
   if (spec.packed && !spec.transposed) {

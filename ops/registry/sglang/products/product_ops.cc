@@ -48,13 +48,10 @@ absl::Status TooManyRows(int64_t max_rows) {
 
 // Ends the declaration of a plan that has Create(bool native, spec).
 template <class Plan, class Spec, class Args>
-OpDeclaration<Plan, Spec, Args>& Provided(
-    OpDeclaration<Plan, Spec, Args>& op) {
+OpDeclaration<Plan, Spec, Args>& Provided(OpDeclaration<Plan, Spec, Args>& op) {
   return op
-      .Provider("simd",
-                [](const Spec& spec, const OpCall&) {
-                  return Plan::Create(false, spec);
-                })
+      .Provider("simd", [](const Spec& spec,
+                           const OpCall&) { return Plan::Create(false, spec); })
       .Provider("reference",
                 [](const Spec& spec, const OpCall&) {
                   return Plan::Create(true, spec);
@@ -175,11 +172,11 @@ class GatePlan {
   }
   absl::Status CheckArgs(const GateArgs& a) const {
     QUERN_RETURN_IF_ERROR(product_.CheckWeights({a.w, {}, {}, a.bias}));
-    QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "mat1", a.x, spec_.dtype,
-                                     {kAnyExtent, spec_.k}));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kPlan, "mat1", a.x, spec_.dtype, {kAnyExtent, spec_.k}));
     const int64_t rows = a.x.extent(0);
-    QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "post_mul_mat", a.y, spec_.dtype,
-                                     {rows, spec_.d}));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kPlan, "post_mul_mat", a.y, spec_.dtype, {rows, spec_.d}));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kPlan, "out", a.out, spec_.dtype, {rows, spec_.d}));
     return product_.CheckRows(a.x);
@@ -295,8 +292,8 @@ class PairPlan {
     QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "hidden_states", a.x, spec_.dtype,
                                      {kAnyExtent, spec_.first.k}));
     const int64_t rows = a.x.extent(0);
-    QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "out0", a.out0, spec_.dtype,
-                                      {rows, spec_.first.n}));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kPlan, "out0", a.out0, spec_.dtype, {rows, spec_.first.n}));
     QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "out1", a.out1, spec_.dtype,
                                       {rows, spec_.second.n}));
     QUERN_RETURN_IF_ERROR(first_.CheckRows(a.x));
@@ -330,16 +327,15 @@ class PairPlan {
 };
 
 absl::Status FillPair(PairSpec& spec, const OpCall& call) {
-  for (const auto& [of, name] :
-       {std::pair(&spec.first, "qkvz_weight"),
-        std::pair(&spec.second, "ba_weight")}) {
+  for (const auto& [of, name] : {std::pair(&spec.first, "qkvz_weight"),
+                                 std::pair(&spec.second, "ba_weight")}) {
     of->names = {name};
     of->packed = spec.packed;
     QUERN_RETURN_IF_ERROR(of->Fill(call.op(), *call.Tensor(name)));
-    QUERN_RETURN_IF_ERROR(CheckEqual(
-        call.op(), "columns of hidden_states",
-        call.Tensor("hidden_states")->extents.back(), of->k,
-        absl::StrCat(name, " has")));
+    QUERN_RETURN_IF_ERROR(
+        CheckEqual(call.op(), "columns of hidden_states",
+                   call.Tensor("hidden_states")->extents.back(), of->k,
+                   absl::StrCat(name, " has")));
   }
   return absl::OkStatus();
 }
@@ -399,10 +395,10 @@ class SharedPlan {
     QUERN_ASSIGN_OR_RETURN(SglangProduct second,
                            SglangProduct::CreateAny(native, linear, spec.w2));
     SharedPlan plan(spec, std::move(first), std::move(second));
-    QUERN_ASSIGN_OR_RETURN(
-        plan.widen_, ConvertPlan::Create({spec.dtype, DType::kF32}));
-    QUERN_ASSIGN_OR_RETURN(
-        plan.round_, ConvertPlan::Create({DType::kF32, spec.dtype}));
+    QUERN_ASSIGN_OR_RETURN(plan.widen_,
+                           ConvertPlan::Create({spec.dtype, DType::kF32}));
+    QUERN_ASSIGN_OR_RETURN(plan.round_,
+                           ConvertPlan::Create({DType::kF32, spec.dtype}));
     return plan;
   }
   const SharedSpec& spec() const { return spec_; }
@@ -515,9 +511,8 @@ absl::Status FillShared(SharedSpec& spec, const OpCall& call) {
     QUERN_RETURN_IF_ERROR(w->Fill(op, meta));
     QUERN_RETURN_IF_ERROR(w->CheckScales(call));
   }
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(op, "columns of w1", spec.w1.k, spec.hidden,
-                 "hidden_states has"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, "columns of w1", spec.w1.k, spec.hidden,
+                                   "hidden_states has"));
   QUERN_RETURN_IF_ERROR(CheckEqual(op, "rows of w2", spec.w2.n, spec.hidden,
                                    "hidden_states has columns"));
   return CheckEqual(op, "columns of w2", spec.w2.k, spec.w1.n / 2,

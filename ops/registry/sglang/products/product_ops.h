@@ -28,9 +28,9 @@ namespace quern {
 // fused_experts_out for hidden_states[rows, hidden], w1[2 * inter, hidden],
 // gate over up, and w2[hidden, inter]. silu(gate) * up is rounded to the dtype
 // of the rows, and the sum once. use_int8_w8a8 and use_fp8_w8a16 say what the
-// dtype of w1 and w2 says, too; block_n and block_k are the elements of SGLang's
-// list block_size. out may be hidden_states, and with `inplace` must be, because
-// whoever asks for it reads hidden_states afterwards.
+// dtype of w1 and w2 says, too; block_n and block_k are the elements of
+// SGLang's list block_size. out may be hidden_states, and with `inplace` must
+// be, because whoever asks for it reads hidden_states afterwards.
 absl::Status RegisterSglangProductOps(OpRegistry& registry);
 
 // What precedes multi-head latent attention (DeepSeek), for hidden_states[rows,
@@ -44,22 +44,22 @@ absl::Status RegisterSglangProductOps(OpRegistry& registry);
 //             rotation of latent[:, kv_lora:]
 //
 // with w_kc[heads, kv_lora, nope], in any form of bmm_cpu's mat2, w_scale with
-// f8e4m3, and neighbours rotated as pairs by cos_sin_cache[positions, rope], the
-// cosines before the sines. Each arrow of the equations rounds to the dtype of
-// hidden_states. Returns q_input[rows, heads, kv_lora + rope] and k_input[rows,
-// 1, kv_lora + rope]; SGLang's third result is a view of the first kv_lora
-// columns of k_input.
+// f8e4m3, and neighbours rotated as pairs by cos_sin_cache[positions, rope],
+// the cosines before the sines. Each arrow of the equations rounds to the dtype
+// of hidden_states. Returns q_input[rows, heads, kv_lora + rope] and
+// k_input[rows, 1, kv_lora + rope]; SGLang's third result is a view of the
+// first kv_lora columns of k_input.
 //
 // qkv_proj_with_rope has the first two matrices apart, and
 // qkv_proj_with_rope_fused_weight as one, the rows of q_a_proj before those of
 // kv_a_proj, with q_lora_rank, kv_lora_rank and qk_rope_head_dim to part them.
 absl::Status RegisterSglangLatentOps(OpRegistry& registry);
 
-// conv3d_embed_cpu: a Conv3d over patches of the kernel's own size, so that each
-// of input[patches, channels, depth, height, width] becomes one row, out[patches,
-// n], of its product with weight[n, channels, depth, height, width], plus
-// bias[n]. Patches and kernels are dense. With is_vnni, weight is bf16 or f16 and
-// what conv3d_embed_weight_pack returned for it (sglang_ops.h).
+// conv3d_embed_cpu: a Conv3d over patches of the kernel's own size, so that
+// each of input[patches, channels, depth, height, width] becomes one row,
+// out[patches, n], of its product with weight[n, channels, depth, height,
+// width], plus bias[n]. Patches and kernels are dense. With is_vnni, weight is
+// bf16 or f16 and what conv3d_embed_weight_pack returned for it (sglang_ops.h).
 absl::Status RegisterSglangEmbedOps(OpRegistry& registry);
 
 // convert_scale_packed: u8 scale[n, groups] or [experts, n, groups], of which
@@ -72,7 +72,8 @@ absl::Status RegisterSglangEmbedOps(OpRegistry& registry);
 // f16. Experts may stand before all three. n % 32 = 0. With block = min(128, k
 // / groups), returns
 //
-//   u8[n / 32, k / block, 16 block + 128]   rows of four k: byte (p * 8 + i) * 4
+//   u8[n / 32, k / block, 16 block + 128]   rows of four k: byte (p * 8 + i) *
+//   4
 //       + j has k = j of the columns 16 p + i, in the low half, and 16 p + 8 +
 //       i; behind them i32 sums over the block of code - zero
 //   i8[n / 32, groups, 32]                  zero points

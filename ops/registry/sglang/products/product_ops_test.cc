@@ -36,9 +36,9 @@ class ProductOpsTest : public SglangProductsTest {
   // out[b] = x[b] * w[b]^T * scale.
   template <typename T, typename W>
   void ExpectExactBatch(int64_t batch, int64_t m, bool packed) {
-    SCOPED_TRACE(testing::Message() << DTypeName(DTypeOf<T>) << " x "
-                                    << DTypeName(DTypeOf<W>) << " batch "
-                                    << batch << " m " << m << packed);
+    SCOPED_TRACE(testing::Message()
+                 << DTypeName(DTypeOf<T>) << " x " << DTypeName(DTypeOf<W>)
+                 << " batch " << batch << " m " << m << packed);
     constexpr int64_t kN = 32, kK = 64;
     const bool scaled = SizeOf(DTypeOf<W>) == 1;
     const auto x = Ints<T>(batch * m * kK);
@@ -48,9 +48,8 @@ class ProductOpsTest : public SglangProductsTest {
       const auto of = [&](const Doubles& all, int64_t count) {
         return Doubles(all.begin() + b * count, all.begin() + (b + 1) * count);
       };
-      for (const double y :
-           ReferenceLinear(m, kN, kK, of(ToDoubles(x), m * kK),
-                           of(ToDoubles(w), kN * kK))) {
+      for (const double y : ReferenceLinear(m, kN, kK, of(ToDoubles(x), m * kK),
+                                            of(ToDoubles(w), kN * kK))) {
         want.push_back(scaled ? y * 0.25 : y);
       }
     }
@@ -108,8 +107,8 @@ TEST_P(ProductOpsTest, GateMultipliesRows) {
           want.push_back(double{y[i]} / (1 + std::exp(-gate)));
         }
         OwnTensor mat1 = OwnTensor::Of(x, {kM, kK}, 3);
-        OwnTensor mat2 = packed ? OwnTensor::Of(w, {kK, 1})
-                                : OwnTensor::Of(w, {1, kK});
+        OwnTensor mat2 =
+            packed ? OwnTensor::Of(w, {kK, 1}) : OwnTensor::Of(w, {1, kK});
         OwnTensor bias = OwnTensor::Of<float>({b}, {1});
         OwnTensor post = OwnTensor::Of(y, {kM, kD}, 2);
         NamedOwn tensors = {
@@ -119,8 +118,8 @@ TEST_P(ProductOpsTest, GateMultipliesRows) {
           auto out = Call(provider, "fused_linear_sigmoid_mul", tensors,
                           {{"is_vnni", packed}});
           ASSERT_EQ(out.size(), 1u);
-          EXPECT_TRUE(AllClose(out[0].doubles(), want,
-                               zero ? 0.0 : 9 * 11 * 0x1p-24));
+          EXPECT_TRUE(
+              AllClose(out[0].doubles(), want, zero ? 0.0 : 9 * 11 * 0x1p-24));
         }
       }
     }
@@ -141,17 +140,18 @@ TEST_P(ProductOpsTest, InputProjectionIsTwoProducts) {
       ba = Packed(ba);
     }
     for (const char* provider : kProviders) {
-      auto out = Call(
-          provider, "fused_input_proj_cpu",
-          {{"hidden_states", &rows}, {"qkvz_weight", &qkvz}, {"ba_weight", &ba}},
-          {{"is_vnni", packed}});
+      auto out = Call(provider, "fused_input_proj_cpu",
+                      {{"hidden_states", &rows},
+                       {"qkvz_weight", &qkvz},
+                       {"ba_weight", &ba}},
+                      {{"is_vnni", packed}});
       ASSERT_EQ(out.size(), 2u);
-      EXPECT_TRUE(AllEqual(
-          out[0].doubles(), ToDoubles(RoundedTo<BFloat16>(ReferenceLinear(
-                                kM, kN0, kK, ToDoubles(x), ToDoubles(a))))));
-      EXPECT_TRUE(AllEqual(
-          out[1].doubles(), ToDoubles(RoundedTo<BFloat16>(ReferenceLinear(
-                                kM, kN1, kK, ToDoubles(x), ToDoubles(b))))));
+      EXPECT_TRUE(AllEqual(out[0].doubles(),
+                           ToDoubles(RoundedTo<BFloat16>(ReferenceLinear(
+                               kM, kN0, kK, ToDoubles(x), ToDoubles(a))))));
+      EXPECT_TRUE(AllEqual(out[1].doubles(),
+                           ToDoubles(RoundedTo<BFloat16>(ReferenceLinear(
+                               kM, kN1, kK, ToDoubles(x), ToDoubles(b))))));
     }
   }
 }
@@ -169,8 +169,8 @@ void ProductOpsTest::ExpectExactExpert(bool packed, bool routed) {
   for (size_t i = 0; i < w1.size() / 2; ++i) w1[i] = FromDouble<W>(1);
   const auto w2 = Ints<W>(kHidden * kInter, -2, 2);
   const auto fused = Ints<T>(kM * kHidden, -8, 8);
-  const Doubles both = ReferenceLinear(kM, 2 * kInter, kHidden, ToDoubles(x),
-                                       ToDoubles(w1));
+  const Doubles both =
+      ReferenceLinear(kM, 2 * kInter, kHidden, ToDoubles(x), ToDoubles(w1));
   Doubles inner;
   for (int64_t m = 0; m < kM; ++m) {
     for (int64_t i = 0; i < kInter; ++i) {
@@ -194,7 +194,8 @@ void ProductOpsTest::ExpectExactExpert(bool packed, bool routed) {
     gate_up = Packed(gate_up);
     down = Packed(down);
   }
-  NamedOwn tensors = {{"hidden_states", &rows}, {"w1", &gate_up}, {"w2", &down}};
+  NamedOwn tensors = {
+      {"hidden_states", &rows}, {"w1", &gate_up}, {"w2", &down}};
   NamedArgs args = {{"is_vnni", packed}};
   if (routed) {
     tensors.emplace_back("fused_experts_out", &experts);
@@ -235,8 +236,8 @@ TEST_P(ProductOpsTest, SharedExpertOfInt8) {
     auto w1 = Ints<int8_t>(2 * kInter * kHidden, -1, 1);
     for (size_t i = 0; i < w1.size() / 2; ++i) w1[i] = 1;
     const auto w2 = Ints<int8_t>(kHidden * kInter, -2, 2);
-    const Doubles both = ReferenceLinear(kM, 2 * kInter, kHidden, ToDoubles(x),
-                                         ToDoubles(w1));
+    const Doubles both =
+        ReferenceLinear(kM, 2 * kInter, kHidden, ToDoubles(x), ToDoubles(w1));
     Doubles inner;
     double most = 0;
     for (int64_t m = 0; m < kM; ++m) {
@@ -267,8 +268,8 @@ TEST_P(ProductOpsTest, SharedExpertOfInt8) {
                        {"w2_scale", &one}},
                       {{"use_int8_w8a8", true}, {"is_vnni", packed}});
       ASSERT_EQ(out.size(), 1u);
-      EXPECT_TRUE(AllClose(out[0].doubles(), want,
-                           kInter * 2 * 0.51 * most / 127));
+      EXPECT_TRUE(
+          AllClose(out[0].doubles(), want, kInter * 2 * 0.51 * most / 127));
     }
   }
 }

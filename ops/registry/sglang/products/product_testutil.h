@@ -48,8 +48,9 @@ struct OwnTensor {
     OwnTensor tensor({DTypeOf<T>, std::move(extents)}, gap);
     const int64_t n = tensor.meta.extents.back();
     for (size_t i = 0; i < values.size(); ++i) {
-      const auto at = static_cast<size_t>(
-          static_cast<int64_t>(i) / n * (n + gap) + static_cast<int64_t>(i) % n);
+      const auto at =
+          static_cast<size_t>(static_cast<int64_t>(i) / n * (n + gap) +
+                              static_cast<int64_t>(i) % n);
       reinterpret_cast<T*>(tensor.bytes.data())[at] = values[i];
     }
     return tensor;
@@ -63,7 +64,8 @@ struct OwnTensor {
     int64_t stride = 1;
     for (size_t d = meta.extents.size(); d-- > 0;) {
       strides[d] = stride;
-      stride = stride * meta.extents[d] + (d + 1 == meta.extents.size() ? gap : 0);
+      stride =
+          stride * meta.extents[d] + (d + 1 == meta.extents.size() ? gap : 0);
     }
     return strides;
   }
@@ -123,8 +125,8 @@ class SglangProductsTest : public IsaTest {
       views.emplace_back(name, tensor->view());
     }
     for (size_t i = 0; i < outs.size(); ++i) {
-      views.emplace_back(
-          outs.size() == 1 ? "out" : "out" + std::to_string(i), outs[i].view());
+      views.emplace_back(outs.size() == 1 ? "out" : "out" + std::to_string(i),
+                         outs[i].view());
     }
     const std::vector<NamedTensor> named(views.begin(), views.end());
     std::vector<AnyTensorView> ordered;
