@@ -128,6 +128,14 @@ absl::Status SglangBatch::CheckWeights(const AnyTensorView& w,
   return absl::OkStatus();
 }
 
+absl::Status SglangBatch::CheckArgs(const AnyTensorView& x,
+                                    const AnyTensorView& out) const {
+  QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "mat1", x, spec_.dtype,
+                                   {spec_.batch, kAnyExtent, spec_.each.k}));
+  return CheckOutput(kPlan, "out", out, spec_.dtype,
+                     {spec_.batch, x.extent(1), spec_.each.n});
+}
+
 absl::StatusOr<int64_t> SglangBatch::WorkspaceBytes(int max_workers) const {
   QUERN_ASSIGN_OR_RETURN(const int64_t shared,
                          products_[0].WorkspaceBytes(kRowsAtOnce, max_workers));
@@ -140,6 +148,7 @@ absl::StatusOr<int64_t> SglangBatch::WorkspaceBytes(int max_workers) const {
 void SglangBatch::Execute(const AnyTensorView& x, const AnyTensorView& out,
                           Workspace workspace,
                           Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, out));
   const auto multiply = [&](int64_t b, const Workspace& scratch, Executor& by) {
     for (int64_t m = 0; m < x.extent(1); m += kRowsAtOnce) {
       const int64_t rows = std::min(kRowsAtOnce, x.extent(1) - m);

@@ -46,6 +46,9 @@ class SglangBatch {
                             const AnyTensorView& scale) const;
   // Whatever the number of rows; after Prepare.
   absl::StatusOr<int64_t> WorkspaceBytes(int max_workers) const;
+  // InvalidArgument names x or out, by their names in bmm_cpu.
+  absl::Status CheckArgs(const AnyTensorView& x,
+                         const AnyTensorView& out) const;
   // x[batch, m, k] and out[batch, m, n], with any strides but the last.
   void Execute(const AnyTensorView& x, const AnyTensorView& out,
                Workspace workspace, Executor& executor) const noexcept;

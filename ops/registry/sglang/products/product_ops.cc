@@ -80,10 +80,7 @@ class BatchPlan {
   }
   absl::Status CheckArgs(const BatchArgs& a) const {
     QUERN_RETURN_IF_ERROR(batch_.CheckWeights(a.w, a.scale));
-    QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "mat1", a.x, spec_.dtype,
-                                     {spec_.batch, kAnyExtent, spec_.each.k}));
-    return CheckOutput(kPlan, "out", a.out, spec_.dtype,
-                       {spec_.batch, a.x.extent(1), spec_.each.n});
+    return batch_.CheckArgs(a.x, a.out);
   }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int max_workers) const {
     return batch_.WorkspaceBytes(max_workers);
