@@ -132,6 +132,15 @@ absl::Status SglangBatch::CheckArgs(const AnyTensorView& x,
                                     const AnyTensorView& out) const {
   QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "mat1", x, spec_.dtype,
                                    {spec_.batch, kAnyExtent, spec_.each.k}));
+  // Rows of all matrices may alternate, as in [rows, heads, n].
+  if (out.rank() == 3 && out.writable() && out.stride(0) < out.stride(1)) {
+    return CheckOutput(
+        kPlan, "out",
+        AnyTensorView(out.dtype(), out.mutable_data(), 3,
+                      {out.extent(1), out.extent(0), out.extent(2)},
+                      {out.stride(1), out.stride(0), out.stride(2)}),
+        spec_.dtype, {x.extent(1), spec_.batch, spec_.each.n});
+  }
   return CheckOutput(kPlan, "out", out, spec_.dtype,
                      {spec_.batch, x.extent(1), spec_.each.n});
 }

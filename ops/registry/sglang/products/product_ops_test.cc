@@ -59,6 +59,7 @@ class ProductOpsTest : public SglangProductsTest {
     if (packed) mat2 = Packed(mat2);
     for (const char* provider : kProviders) {
       OwnTensor out({DTypeOf<T>, {batch, m, kN}}, 7);
+      out.turned = m % 2 != 0;
       NamedOwn tensors = {{"out", &out}, {"mat1", &mat1}, {"mat2", &mat2}};
       if (scaled) tensors.emplace_back("scale", &scale);
       Call(provider, "bmm_cpu", tensors, {{"is_vnni", packed}});

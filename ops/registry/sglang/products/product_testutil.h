@@ -35,6 +35,7 @@ struct OwnTensor {
   TensorMeta meta;
   std::vector<uint8_t> bytes;
   int64_t gap = 0;
+  bool turned = false;  // the first two dimensions lie the other way round
 
   OwnTensor() = default;
   explicit OwnTensor(TensorMeta of, int64_t gap_between = 0)
@@ -66,6 +67,11 @@ struct OwnTensor {
       strides[d] = stride;
       stride =
           stride * meta.extents[d] + (d + 1 == meta.extents.size() ? gap : 0);
+    }
+    if (turned) {
+      const int64_t row = strides[1];
+      strides[0] = row;
+      strides[1] = row * meta.extents[0];
     }
     return strides;
   }
