@@ -201,6 +201,7 @@ TEST_P(AllOpsInCTest, HaveTheBitsAndTheRefusalsOfCpp) {
                            "cpu_attn_reshape_and_cache",
                            "decode_attention_cpu",
                            "extend_attention_cpu",
+                           "flash_attn_varlen_func",
                            "varlen_attention",
                        }));
   // attention_test.cc runs write_kv and paged_attention. The others take

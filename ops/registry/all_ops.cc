@@ -29,6 +29,7 @@
 #include "quern/ops/registry/families/rows/rope_variant_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/families/rows/speculation_ops.h"
+#include "quern/ops/registry/sglang/products/product_ops.h"
 #include "quern/ops/registry/sglang/recurrent_ops.h"
 #include "quern/ops/registry/sglang/rows_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
@@ -91,6 +92,10 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterSglangPackOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangProductOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangLatentOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangEmbedOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangPack4Ops(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangConvOps(registry));

@@ -66,15 +66,17 @@ QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 
 // Whether an operator takes the state of a step, a KvLayout or a handler, reads
 // slots, lengths or lists of tokens, which random numbers are not, or
-// multiplies int8 or fp8 codes, whose products the bounds below do not cover.
+// multiplies int8, fp8 or 4-bit codes or several matrices in a row, whose
+// products the bounds below do not cover.
 // Such operators have tests of their own. Those of speculation alone have i64
 // in their examples.
 bool TakesBooks(const OpSchema& schema, const NamedArgs& example) {
   for (const auto& [name, arg] : example) {
     const auto* const meta = std::get_if<TensorMeta>(&arg);
     if (meta != nullptr && meta->dtype == DType::kI64) return true;
-    for (const char* book : {"slot_mapping", "req_to_token", "scales2",
-                             "cu_seqlens", "cu_seqlens_q", "bitmask"}) {
+    for (const char* book :
+         {"slot_mapping", "req_to_token", "scales2", "cu_seqlens",
+          "cu_seqlens_q", "bitmask", "w_zeros", "w_kc", "w2"}) {
       if (name == book) return true;
     }
   }
@@ -303,7 +305,8 @@ TEST(AllOpsSetsTest, WhatConvertsBf16HasTheSetForIt) {
     }
   }
   EXPECT_EQ(without,
-            (std::set<std::string>{"convert AVX3_DL",
+            (std::set<std::string>{"conv3d_embed_weight_pack AVX3",
+                                   "convert AVX3_DL",
                                    "convert_weight_packed AVX3",
                                    "copy_stub AVX3_DL",
                                    "dynamic_scaled_int8_quant AVX3",
@@ -316,6 +319,7 @@ TEST(AllOpsSetsTest, WhatConvertsBf16HasTheSetForIt) {
                                    "layernorm_cpu AVX3",
                                    "linear AVX3",
                                    "logits_processor AVX3",
+                                   "mxfp4_scaled_mm_cpu AVX3",
                                    "onednn_mm AVX3",
                                    "onednn_scaled_mm AVX3_DL",
                                    "pack_vnni AVX3",

@@ -37,9 +37,13 @@ constexpr int64_t kMakesPerTensor = 10;
 // Operators that refuse any step here: lengths and steps that agree with one
 // another are in tests of their own.
 bool NeverRuns(const std::string& name) {
-  static const auto* const names = new std::set<std::string>{
-      "cpu_attention_with_kv_cache", "extend_attention_cpu",
-      "multi_head_latent_attention", "paged_attention", "varlen_attention"};
+  static const auto* const names =
+      new std::set<std::string>{"cpu_attention_with_kv_cache",
+                                "extend_attention_cpu",
+                                "flash_attn_varlen_func",
+                                "multi_head_latent_attention",
+                                "paged_attention",
+                                "varlen_attention"};
   return names->count(name) > 0;
 }
 

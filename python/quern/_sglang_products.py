@@ -75,11 +75,12 @@ def convert_weight_packed(weight):
 
 
 def convert_scale_packed(scale):
-    return _sglang_weights.pack_scales(scale.detach())
+    return _call("convert_scale_packed")((scale.detach().contiguous(),), ())
 
 
 def convert_weight_packed_scale_zp(weight, qzeros, scales, quant_method_4bit):
-    return _sglang_weights.pack_int4(*(x.detach() for x in (weight, qzeros, scales)), quant_method_4bit)
+    tensors = tuple(x.detach().contiguous() for x in (weight, qzeros, scales))
+    return _call("convert_weight_packed_scale_zp")(tensors, (quant_method_4bit,))
 
 
 def per_token_quant_int8_cpu(A):
@@ -307,12 +308,7 @@ def _blocks(x, w, w_zeros, w_scales, bias):
 
 
 def _int4_like(weight, qzeros, scales, quant_method_4bit):
-    *experts, groups, n = scales.shape
-    k = weight.shape[-2] * (1 if quant_method_4bit == _sglang_weights.AWQ else 8)
-    block = min(128, k // groups)
-    grouped = (*experts, n // 32, groups, 32)
-    codes = weight.new_empty((*experts, n // 32, k // block, 16 * block + 128), dtype=torch.uint8)
-    return codes, weight.new_empty(grouped, dtype=torch.int8), weight.new_empty(grouped, dtype=torch.float32)
+    return _call("convert_weight_packed_scale_zp").fake((weight, qzeros, scales), (quant_method_4bit,))
 
 
 def _product(count):

@@ -7,7 +7,7 @@ convert_weight_packed cuts a weight [.., n, k] into blocks of 32 columns (the la
     u8, MXFP4           [k / 2][16][2] bytes: column c in the low half, c + 16 in the high one
 
 convert_scale_packed puts MXFP4's scales [.., n, groups] into [n / 32][groups][32], and
-convert_weight_packed_scale_zp packs 4-bit codes with zero points (see plain_int4).
+convert_weight_packed_scale_zp packs 4-bit codes with zero points (ops/registry/sglang/products/product_ops.h).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _COLS = 32
 PLAIN, INT8, FP8, INT4, MXFP4 = range(5)
 METHODS = ("plain", "int8", "fp8", "int4", "mxfp4")
 AWQ, GPTQ = range(2)
-_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 
 def _columns(block: torch.Tensor, cols: int, k: int, v: int) -> torch.Tensor:
@@ -64,71 +63,14 @@ def plain_mxfp4(packed: torch.Tensor, scales: torch.Tensor, is_vnni: bool) -> tu
     return codes, scales.reshape(n // _COLS, -1, _COLS).transpose(1, 2).reshape(n, -1)
 
 
-def pack_scales(scales: torch.Tensor) -> torch.Tensor:
-    """convert_scale_packed: u8[.., n, groups], of which each 32 rows are transposed."""
-    if scales.dtype is not torch.uint8 or scales.dim() not in (2, 3):
-        raise ValueError(f"convert_scale_packed: scale is {scales.dtype} of {scales.dim()} dimensions; need u8 of 2 or 3")
-    *experts, n, groups = scales.shape
-    if n % _COLS:
-        raise ValueError(f"convert_scale_packed: scale has {n} rows; need a multiple of {_COLS}")
-    return scales.reshape(*experts, n // _COLS, _COLS, groups).transpose(-1, -2).reshape(scales.shape).contiguous()
-
-
 def _words(codes: torch.Tensor) -> torch.Tensor:
     """i32 words of eight codes each, along the last dimension, the first in the lowest bits."""
     bytes_ = codes[..., 0::2] | codes[..., 1::2] << 4
     return bytes_.contiguous().view(torch.int32)
 
 
-def _unpacked(words: torch.Tensor, shifts, dim: int) -> torch.Tensor:
-    """The eight codes of each i32 word, along a dimension."""
-    last = words.transpose(dim, -1).contiguous().unsqueeze(-1)
-    codes = (last >> torch.tensor(shifts, dtype=torch.int32)) & 15
-    return codes.flatten(-2).to(torch.uint8).transpose(dim, -1)
-
-
-def pack_int4(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, algorithm: int) -> tuple:
-    """convert_weight_packed_scale_zp: (weight, zeros, scales) of AWQ's or GPTQ's i32 words, each expert's or one's.
-
-    weight u8[.., n / 32, k / block, 16 * block + 128], of blocks of min(128, group size) rows of k: codes
-    [block / 4][2][8][4], where a byte has columns c and c + 8 of its 16, then the sums over k of code - zero as
-    i32[32]; zeros i8[.., n / 32, groups, 32]; scales f32[.., n / 32, groups, 32].
-    """
-    if algorithm not in (AWQ, GPTQ):
-        raise ValueError(f"convert_weight_packed_scale_zp: quant_method_4bit={algorithm}; need 0, AWQ, or 1, GPTQ")
-    if algorithm == AWQ:
-        codes = _unpacked(qweight, _AWQ_SHIFTS, -1)
-        zeros = _unpacked(qzeros, _AWQ_SHIFTS, -1)
-    else:
-        straight = range(0, 32, 4)
-        codes = _unpacked(qweight, straight, -2)
-        zeros = _unpacked(qzeros, straight, -1) + 1
-    *experts, k, n = codes.shape
-    groups = zeros.shape[-2]
-    if n % _COLS or k % groups:
-        raise ValueError(
-            f"convert_weight_packed_scale_zp: {k} x {n} codes in {groups} groups; need n in 32s and groups of one size"
-        )
-    block = min(128, k // groups)
-    if block % 4 or k // groups % block:
-        raise ValueError(f"convert_weight_packed_scale_zp: groups of {k // groups}; need a multiple of 4, of 128 above it")
-    each = (-1, k // block, block, n // _COLS, _COLS)
-    by_block = codes.reshape(each).permute(0, 3, 1, 2, 4)  # [e][n / 32][k / block][block][32]
-    by_group = codes.reshape(-1, groups, k // groups, n).to(torch.int32) - zeros.reshape(-1, groups, 1, n).to(torch.int32)
-    sums = by_group.reshape(each).sum(2, dtype=torch.int32).permute(0, 2, 1, 3).contiguous()
-    quads = by_block.reshape(*by_block.shape[:3], block // 4, 4, 2, 2, 8).permute(0, 1, 2, 3, 5, 6, 7, 4)
-    bytes_ = (quads[..., 0, :, :] | quads[..., 1, :, :] << 4).reshape(*by_block.shape[:3], -1)
-    weight = torch.cat((bytes_, sums.view(torch.uint8)), -1)
-
-    def blocked(x, dtype):
-        x = x.reshape(-1, groups, n // _COLS, _COLS).transpose(1, 2).to(dtype)
-        return x.reshape(*experts, *x.shape[1:]).contiguous()
-
-    return weight.reshape(*experts, *weight.shape[1:]), blocked(zeros, torch.int8), blocked(scales, torch.float32)
-
-
 def plain_int4(weight: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> tuple:
-    """(codes u8[n, k], zeros u8[groups, n], scales f32[groups, n]) of what pack_int4 made of one matrix."""
+    """(codes u8[n, k], zeros u8[groups, n], scales f32[groups, n]) of what convert_weight_packed_scale_zp made of one matrix."""
     blocks, depth, width = weight.shape
     block = (width - 4 * _COLS) // 16
     quads = weight[..., : 16 * block].reshape(blocks, depth, block // 4, 2, 8, 4)

@@ -313,16 +313,16 @@ class PackedTest(NearTest):
 
     def test_refusals(self):
         for args, why in (
-            ((torch.zeros(32, 2),), "scale is torch.float32 of 2 dimensions; need u8"),
-            ((torch.zeros(33, 2, dtype=torch.uint8),), "scale has 33 rows; need a multiple of 32"),
+            ((torch.zeros(32, 2),), "scale is f32; need u8"),
+            ((torch.zeros(33, 2, dtype=torch.uint8),), r"scale is u8\[33, 2\]; need .* a multiple of 32 rows"),
         ):
             with self.assertRaisesRegex(ValueError, why):
                 sglang.convert_scale_packed(*args)
         given, _ = _int4(64, 32, 32, weights.AWQ)
-        with self.assertRaisesRegex(ValueError, "quant_method_4bit=2; need 0, AWQ, or 1, GPTQ"):
+        with self.assertRaisesRegex(ValueError, "quant_method_4bit=2"):
             sglang.convert_weight_packed_scale_zp(*given, 2)
         given, _ = _int4(64, 24, 32, weights.AWQ)
-        with self.assertRaisesRegex(ValueError, "64 x 24 codes in 2 groups; need n in 32s"):
+        with self.assertRaisesRegex(ValueError, "64 x 24 codes in 2 groups; need a multiple of 32 columns"):
             sglang.convert_weight_packed_scale_zp(*given, 0)
 
 

@@ -14,6 +14,9 @@ absl::string_view OpDoc(absl::string_view op);
 // OpDoc calls it.
 absl::string_view NamedOpDoc(absl::string_view op);
 
+// Like OpDoc, for SGLang's products of packed weights. NamedOpDoc calls it.
+absl::string_view ProductOpDoc(absl::string_view op);
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_DOCS_OP_DOCS_H_

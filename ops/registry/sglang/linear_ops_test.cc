@@ -335,7 +335,7 @@ TEST_P(SglangLinearOpsTest, RefusesByName) {
   ASSERT_EQ(op.op->Prepare(tensors(a), executor_), absl::OkStatus());
   EXPECT_EQ(op.CheckArgs(tensors(a)), absl::OkStatus());
   ExpectRefusal(op.CheckArgs(tensors(b)),
-                "mat2, scales2 or bias is not what Prepare was given");
+                "mat2 or what goes with it is not what Prepare was given");
 }
 
 }  // namespace

@@ -9,16 +9,17 @@
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/sglang/packed.h"
 #include "quern/ops/registry/sglang/packing/int8_pack.h"
 #include "quern/ops/registry/sglang/packing/layout.h"
 #include "quern/ops/registry/sglang/packing/pack.h"
+#include "quern/ops/registry/sglang/packing/packed.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/quant/s8s8_compensation.h"
 
@@ -42,6 +43,23 @@ struct Packing {
   int64_t experts = 1;
   bool transposed = false;  // to f32[k, n] instead
 };
+
+// A kernel [n, channels, depth, height, width] is one matrix, [n, k].
+absl::Status FillKernel(Packing& packing, const OpCall& call) {
+  packing.weight = *call.Tensor("weight");
+  packing.extents = packing.weight.extents;
+  packing.dtype = packing.weight.dtype;
+  int64_t k = 1;
+  for (size_t d = 1; d < packing.extents.size(); ++d) {
+    if (!CheckedMul(k, packing.extents[d], &k)) {
+      return InvalidArgument(call.op(), "weight has 2^63 elements or more");
+    }
+  }
+  QUERN_ASSIGN_OR_RETURN(
+      packing.layout,
+      SglangLayout::Create(packing.dtype, k, packing.extents[0]));
+  return absl::OkStatus();
+}
 
 absl::Status FillPacking(Packing& packing, const OpCall& call) {
   packing.weight = *call.Tensor("weight");
@@ -104,17 +122,18 @@ class PackPlan {
                                      spec_.weight.extents));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kPlan, "out", out, spec_.dtype, spec_.extents));
-    QUERN_RETURN_IF_ERROR(CheckElementsApart(kPlan, "weight", w, w.rank() - 2));
-    int64_t want = 1;
-    for (int d = spec_.transposed ? 0 : out.rank(); d-- > 0;) {
-      if (out.extent(d) > 1 && out.stride(d) != want) {
-        return InvalidArgument(kPlan,
-                               "out has gaps; need a dense tensor, as "
-                               "blocks follow each other");
-      }
-      want *= out.extent(d);
+    const bool kernel = w.rank() == 5;
+    QUERN_RETURN_IF_ERROR(
+        CheckElementsApart(kPlan, "weight", w, kernel ? 0 : w.rank() - 2));
+    if (kernel && !IsDense(w, 1)) {
+      return InvalidArgument(kPlan,
+                             "weight has gaps within its kernels; need dense "
+                             "kernels");
     }
-    return absl::OkStatus();
+    if (spec_.transposed || IsDense(out, 0)) return absl::OkStatus();
+    return InvalidArgument(kPlan,
+                           "out has gaps; need a dense tensor, as blocks "
+                           "follow each other");
   }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int) const {
     WorkspaceLayout layout;
@@ -144,6 +163,15 @@ class PackPlan {
  private:
   explicit PackPlan(const Packing& spec) : spec_(spec) {}
 
+  // Whether the elements of all dimensions from `first` on lie side by side.
+  static bool IsDense(const AnyTensorView& v, int first) {
+    int64_t want = 1;
+    for (int d = v.rank(); d-- > first;) {
+      if (v.extent(d) > 1 && v.stride(d) != want) return false;
+      want *= v.extent(d);
+    }
+    return true;
+  }
   int64_t Sums() const { return int8_.has_value() ? spec_.layout.n() : 0; }
   template <typename Allocator>
   int32_t* LayOut(Allocator& a) const {
@@ -151,6 +179,13 @@ class PackPlan {
   }
   static AnyTensorView ExpertOf(const AnyTensorView& w, int64_t e) {
     if (w.rank() == 2) return w;
+    if (w.rank() == 5) {
+      const int64_t n = w.extent(0);
+      int64_t k = 1;
+      for (int d = 1; d < 5; ++d) k *= w.extent(d);
+      return AnyTensorView(w.dtype(), w.data(), 2, {n, k},
+                           {n > 1 ? w.stride(0) : k, 1});
+    }
     const auto* const data =
         static_cast<const uint8_t*>(w.data()) +
         e * w.RowStride() * static_cast<int64_t>(SizeOf(w.dtype()));
@@ -223,16 +258,32 @@ NamedArgs PackExample(DType dtype) {
            TensorMeta{dtype == DType::kF32 ? DType::kI8 : dtype, {32, 64}}}};
 }
 
-absl::Status AddPack(const char* name, OpRegistry& registry) {
-  return OpDeclaration<PackPlan, Packing, Args>(name)
-      .In("weight", &Args::weight)
-      .Then(&FillPacking)
-      .Out("out", &Args::out, &PackedShape, &Packing::dtype)
+absl::Status AddPack(OpDeclaration<PackPlan, Packing, Args> op,
+                     OpExample example, OpRegistry& registry) {
+  return op.Out("out", &Args::out, &PackedShape, &Packing::dtype)
       .Provider("simd", &PackPlan::Create)
       .Provider("reference", &PackPlan::Native)
       .Layer()
-      .ExampleOf(&PackExample)
+      .ExampleOf(std::move(example))
       .AddTo(registry);
+}
+absl::Status AddMatrixPack(const char* name, OpRegistry& registry) {
+  OpDeclaration<PackPlan, Packing, Args> op(name);
+  op.In("weight", &Args::weight).Then(&FillPacking);
+  return AddPack(std::move(op), &PackExample, registry);
+}
+
+NamedArgs KernelExample(DType dtype) {
+  // bf16 stands for f32, as in PackExample.
+  return {{"weight", TensorMeta{dtype == DType::kF32 ? DType::kBF16 : dtype,
+                                {32, 2, 2, 4, 4}}}};
+}
+absl::Status AddKernelPack(OpRegistry& registry) {
+  OpDeclaration<PackPlan, Packing, Args> op("conv3d_embed_weight_pack");
+  op.In("weight", &Args::weight, {kAny, kAny, kAny, kAny, kAny},
+        OpDType<Packing>::OneOf({DType::kBF16, DType::kF16}))
+      .Then(&FillKernel);
+  return AddPack(std::move(op), &KernelExample, registry);
 }
 
 using SumsPlan = S8S8CompensationPlan;
@@ -285,9 +336,10 @@ absl::Status AddCompensation(OpRegistry& registry) {
 }  // namespace
 
 absl::Status RegisterSglangPackOps(OpRegistry& registry) {
-  QUERN_RETURN_IF_ERROR(AddPack("convert_weight_packed", registry));
+  QUERN_RETURN_IF_ERROR(AddMatrixPack("convert_weight_packed", registry));
   // The name of SGLang's packing of one block.
-  QUERN_RETURN_IF_ERROR(AddPack("pack_vnni", registry));
+  QUERN_RETURN_IF_ERROR(AddMatrixPack("pack_vnni", registry));
+  QUERN_RETURN_IF_ERROR(AddKernelPack(registry));
   return AddCompensation(registry);
 }
 

@@ -16,6 +16,7 @@ constexpr char kOp[] = "varlen_attention";
 
 struct Spec : VarlenAttentionSpec {
   bool causal = false;
+  bool paired = false;  // a causal sequence has as many keys as queries
 };
 struct Args {
   AnyTensorView query, key, value, cu_q, cu_k, out;
@@ -37,6 +38,11 @@ class Plan : public VarlenCall {
     Forget();
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_q", a.cu_q, a.query, cu_q_));
     QUERN_RETURN_IF_ERROR(ReadEnds("cu_seqlens_k", a.cu_k, a.key, cu_k_));
+    if (spec_.paired && spec_.causal && cu_q_ != cu_k_) {
+      return InvalidArgument(kOp,
+                             "cu_seqlens_k is not cu_seqlens_q; need it with "
+                             "causal");
+    }
     return VarlenCall::Prepare(
         cu_q_, cu_k_,
         spec_.causal ? VarlenMask::kCausal : VarlenMask::kBidirectional,
@@ -98,34 +104,56 @@ class Plan : public VarlenCall {
   std::vector<int32_t> cu_q_, cu_k_;  // of the last Prepare
 };
 
+// `sglang`: by SGLang's name and in its words, which are the plan's.
+absl::Status AddVarlen(OpRegistry& registry, bool sglang) {
+  const char *const q = sglang ? "q" : "query", *const k = sglang ? "k" : "key",
+                    *const v = sglang ? "v" : "value";
+  OpDeclaration<Plan, Spec, Args> op(sglang ? "flash_attn_varlen_func" : kOp);
+  op.Layer()
+      .Given(&Spec::paired, sglang)
+      .In(q, &Args::query, {kRows, &Spec::q_heads, &Spec::head_dim},
+          {&Spec::dtype, &Spec::out_dtype})
+      .In(k, &Args::key, {kAny, &Spec::kv_heads, &Spec::head_dim}, Like(q))
+      .In(v, &Args::value, {kAny, &Spec::kv_heads, &Spec::v_head_dim}, Like(q))
+      .In("cu_seqlens_q", &Args::cu_q, {kAny}, DType::kI32)
+      .In("cu_seqlens_k", &Args::cu_k, {kAny}, DType::kI32);
+  if (sglang) {
+    op.Need<int64_t>("max_seqlen_q")
+        .Need<int64_t>("max_seqlen_k")
+        .Need("causal", &Spec::causal);
+  } else {
+    op.Word("q", q)
+        .Word("k", k)
+        .Word("v", v)
+        .Attr("causal", false, &Spec::causal)
+        .Attr("scale", 0.0, &Spec::scale);
+  }
+  return op
+      .Out("out", &Args::out, {kRows, &Spec::q_heads, &Spec::v_head_dim},
+           Like(q))
+      .Provider("simd", &Plan::Make<false>)
+      .Provider("reference", &Plan::Make<true>)
+      .ExampleOf([=](DType dtype) {
+        NamedArgs args = {{q, TensorMeta{dtype, {4, 2, 16}}},
+                          {k, TensorMeta{dtype, {4, 1, 16}}},
+                          {v, TensorMeta{dtype, {4, 1, 16}}},
+                          {"cu_seqlens_q", TensorMeta{DType::kI32, {2}}},
+                          {"cu_seqlens_k", TensorMeta{DType::kI32, {2}}}};
+        if (sglang) {
+          args.emplace_back("max_seqlen_q", int64_t{4});
+          args.emplace_back("max_seqlen_k", int64_t{4});
+          args.emplace_back("causal", false);
+        }
+        return args;
+      })
+      .AddTo(registry);
+}
+
 }  // namespace
 
 absl::Status RegisterVarlenAttentionOps(OpRegistry& registry) {
-  return OpDeclaration<Plan, Spec, Args>(kOp)
-      .Layer()
-      .In("query", &Args::query, {kRows, &Spec::q_heads, &Spec::head_dim},
-          {&Spec::dtype, &Spec::out_dtype})
-      .Word("q", "query")
-      .In("key", &Args::key, {kAny, &Spec::kv_heads, &Spec::head_dim},
-          Like("query"))
-      .Word("k", "key")
-      .In("value", &Args::value, {kAny, &Spec::kv_heads, &Spec::v_head_dim},
-          Like("query"))
-      .Word("v", "value")
-      .In("cu_seqlens_q", &Args::cu_q, {kAny}, DType::kI32)
-      .In("cu_seqlens_k", &Args::cu_k, {kAny}, DType::kI32)
-      .Attr("causal", false, &Spec::causal)
-      .Attr("scale", 0.0, &Spec::scale)
-      .Out("out", &Args::out, {kRows, &Spec::q_heads, &Spec::v_head_dim},
-           Like("query"))
-      .Provider("simd", &Plan::Make<false>)
-      .Provider("reference", &Plan::Make<true>)
-      .Example({{"query", {4, 2, 16}},
-                {"key", {4, 1, 16}},
-                {"value", {4, 1, 16}},
-                {"cu_seqlens_q", {2}, DType::kI32},
-                {"cu_seqlens_k", {2}, DType::kI32}})
-      .AddTo(registry);
+  QUERN_RETURN_IF_ERROR(AddVarlen(registry, false));
+  return AddVarlen(registry, true);
 }
 
 }  // namespace quern

@@ -26,6 +26,12 @@ namespace quern {
 // CheckArgs compares both with what Prepare was given. WorkspaceBytes is that
 // of the batch that was prepared last.
 //
+// flash_attn_varlen_func is SGLang's name for it, with its arguments: q, k and
+// v in place of query, key and value, and the scale 1 / sqrt(head_dim). Query i
+// of a causal sequence sees its first i + 1 keys there, so `causal` needs
+// cu_seqlens_k to be cu_seqlens_q. max_seqlen_q and max_seqlen_k have no
+// effect.
+//
 // Providers: simd, and reference, which runs plain loops with sums in double on
 // the calling thread.
 absl::Status RegisterVarlenAttentionOps(OpRegistry& registry);

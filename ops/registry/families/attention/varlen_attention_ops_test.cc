@@ -101,6 +101,28 @@ class VarlenAttentionOpsTest : public OpFixture {
       ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
       Run(op, named);
       EXPECT_TRUE(AllClose(out.ToVector(), want.out, bounds.out));
+      if (h.scale != 0 || (causal && cu_q != cu_k)) continue;
+      // SGLang's name has the bits.
+      GuardBuffer<T> again(tokens * h.q_heads * v_dim);
+      const MadeOp sglang = Make(
+          provider, "flash_attn_varlen_func",
+          {{"q", TensorMeta{DTypeOf<T>, {tokens, h.q_heads, h.head_dim}}},
+           {"k", TensorMeta{DTypeOf<T>, {kv_tokens, h.kv_heads, h.head_dim}}},
+           {"v", TensorMeta{DTypeOf<T>, {kv_tokens, h.kv_heads, v_dim}}},
+           {"cu_seqlens_q", TensorMeta{DType::kI32, {ends}}},
+           {"cu_seqlens_k", TensorMeta{DType::kI32, {ends}}},
+           {"max_seqlen_q", 1},
+           {"max_seqlen_k", 1},
+           {"causal", causal}});
+      tensors.back() =
+          DenseTensor<T, 3>(again.data(), {tokens, h.q_heads, v_dim});
+      std::vector<NamedTensor> theirs = named;
+      const char* const names[] = {"q", "k", "v"};
+      for (size_t i = 0; i < 3; ++i) theirs[i].first = names[i];
+      theirs.back().second = tensors.back();
+      ASSERT_EQ(sglang.op->Prepare(tensors, executor_), absl::OkStatus());
+      Run(sglang, theirs);
+      EXPECT_TRUE(AllEqual(again.ToVector(), out.ToVector()));
     }
   }
 
@@ -131,6 +153,32 @@ TEST_P(VarlenAttentionOpsTest, MatchesTheReference) {
   Heads scaled = HeadsOf(2, 1, 16);
   scaled.scale = 0.5f;
   ExpectMatchesReference<float>(scaled, true, {{9, 9}});
+}
+
+// A causal sequence of SGLang's has keys beyond its last query, which ours
+// sees.
+TEST_P(VarlenAttentionOpsTest, SglangsCausalNeedsEqualLengths) {
+  const NamedArgs args = {{"q", TensorMeta{DType::kF32, {2, 1, 16}}},
+                          {"k", TensorMeta{DType::kF32, {3, 1, 16}}},
+                          {"v", TensorMeta{DType::kF32, {3, 1, 16}}},
+                          {"cu_seqlens_q", TensorMeta{DType::kI32, {2}}},
+                          {"cu_seqlens_k", TensorMeta{DType::kI32, {2}}},
+                          {"max_seqlen_q", 2},
+                          {"max_seqlen_k", 3},
+                          {"causal", true}};
+  const MadeOp op = Make("simd", "flash_attn_varlen_func", args);
+  const std::vector<float> x(48);
+  std::vector<float> out(32);
+  const int32_t cu_q[] = {0, 2}, cu_k[] = {0, 3};
+  ExpectRefusal(
+      op.op->Prepare({DenseTensor<const float, 3>(x.data(), {2, 1, 16}),
+                      DenseTensor<const float, 3>(x.data(), {3, 1, 16}),
+                      DenseTensor<const float, 3>(x.data(), {3, 1, 16}),
+                      DenseVector<const int32_t>(cu_q, 2),
+                      DenseVector<const int32_t>(cu_k, 2),
+                      DenseTensor<float, 3>(out.data(), {2, 1, 16})},
+                     executor_),
+      "cu_seqlens_k is not cu_seqlens_q; need it with causal");
 }
 
 TEST_P(VarlenAttentionOpsTest, RefusesByName) {

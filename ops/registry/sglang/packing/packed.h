@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKED_H_
-#define QUERN_OPS_REGISTRY_SGLANG_PACKED_H_
+#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKING_PACKED_H_
+#define QUERN_OPS_REGISTRY_SGLANG_PACKING_PACKED_H_
 
 // Private: where a weight lies in SGLang's packed form, one at a time.
 
@@ -47,4 +47,4 @@ inline void CopyFromSglang(const SglangLayout& layout, const uint8_t* packed,
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKED_H_
+#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKING_PACKED_H_
