@@ -16,6 +16,7 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/gated_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/vllm/rows.h"
 #include "quern/quant/int8_quantize.h"
 
 namespace quern {
@@ -269,7 +270,9 @@ absl::Status AddQuantisers(OpRegistry& registry) {
 
 absl::Status RegisterVllmRowsOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(AddActivations(registry));
-  return AddQuantisers(registry);
+  QUERN_RETURN_IF_ERROR(AddQuantisers(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmFp8Ops(registry));
+  return RegisterVllmChoiceOps(registry);
 }
 
 }  // namespace quern
