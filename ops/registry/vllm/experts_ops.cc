@@ -105,6 +105,16 @@ void UnpackAs(const ExpertsLayout& layout, const void* packed, bool alternates,
   }
 }
 
+// What each matrix is packed as.
+LinearWeightsSpec PackedSpec(const Spec& spec, bool first) {
+  LinearWeightsSpec to;
+  to.n = spec.layout(first).n;
+  to.k = spec.layout(first).k;
+  to.format = spec.format();
+  to.gated = first;
+  return to;
+}
+
 // The matrix of each expert, packed for our kernels.
 absl::StatusOr<std::vector<LinearWeights>> PackEach(const Spec& spec,
                                                     const Matrices& m,
@@ -114,11 +124,7 @@ absl::StatusOr<std::vector<LinearWeights>> PackEach(const Spec& spec,
   const auto size = static_cast<int64_t>(SizeOf(spec.weights));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer plain,
                          AlignedBuffer::Create(layout.n * layout.k * size));
-  LinearWeightsSpec to;
-  to.n = layout.n;
-  to.k = layout.k;
-  to.format = spec.format();
-  to.gated = m.first;
+  const LinearWeightsSpec to = PackedSpec(spec, m.first);
   std::vector<LinearWeights> packed;
   for (int64_t e = 0; e < spec.experts; ++e) {
     const void* const from = static_cast<const char*>(m.codes.data()) +
@@ -299,6 +305,10 @@ absl::Status Complete(Spec& spec, const OpCall& call) {
     return InvalidArgument(call.op(), "w13 is ",
                            PrintMeta(*call.Tensor("w13")),
                            "; need an expert with weights");
+  }
+  for (const bool first : {true, false}) {
+    QUERN_RETURN_IF_ERROR(
+        LinearWeights::MaxPackedBytes(PackedSpec(spec, first)).status());
   }
   if (spec.skip_weighted && spec.top_k != 1) {
     return InvalidArgument(call.op(), "skip_weighted is set for ", spec.top_k,

@@ -230,7 +230,9 @@ absl::Status FillGroups(Spec& spec, const OpCall& call) {
   }
   spec.group_size = spec.k / spec.groups;
   const int64_t factor = call.Int("pack_factor");
-  if (factor == kPackFactor) return absl::OkStatus();
+  if (factor == kPackFactor) {
+    return LinearWeights::MaxPackedBytes(spec).status();
+  }
   return InvalidArgument(call.op(), "pack_factor=", factor,
                          "; need 8, as words have codes of 4 bits");
 }
