@@ -151,7 +151,7 @@ absl::string_view NamedOpDoc(absl::string_view op) {
   for (const Doc& doc : kDocs) {
     if (doc.op == op) return doc.text;
   }
-  return {};
+  return VllmOpDoc(op);
 }
 
 }  // namespace quern

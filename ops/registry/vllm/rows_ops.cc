@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -41,9 +42,13 @@ void NativeAct(const ActivationSpec& spec, const ActArgs& a) {
     const ScalarRow x(a.x, t), out(a.out, t);
     for (int64_t i = 0; i < spec.hidden; ++i) {
       const double v = double{x[i]};
-      out.Set(i, static_cast<float>(spec.activation == Activation::kQuickGelu
-                                        ? v / (1 + std::exp(-1.702 * v))
-                                        : v * std::erfc(-v * M_SQRT1_2) / 2));
+      const double w = 2 * std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
+      out.Set(i, static_cast<float>(
+                     spec.activation == Activation::kQuickGelu
+                         ? v / (1 + std::exp(-1.702 * v))
+                     : spec.activation == Activation::kGeluTanh
+                         ? v / (1 + std::exp(-w))
+                         : v * std::erfc(-v * M_SQRT1_2) / 2));
     }
   }
 }
@@ -52,16 +57,20 @@ absl::Status AddActivations(OpRegistry& registry) {
   using Spec = ActivationSpec;
   QUERN_RETURN_IF_ERROR(
       GatedOp("gelu_tanh_and_mul", "x", Activation::kGeluTanh).AddTo(registry));
-  QUERN_RETURN_IF_ERROR(Act("gelu_quick")
-                            .In("x", &ActArgs::x, {kLeading, &Spec::hidden},
-                                {&Spec::x_dtype, &Spec::out_dtype})
-                            .Given(&Spec::activation, Activation::kQuickGelu)
-                            .Out("out", &ActArgs::out, Like("x"), Like("x"))
-                            .InPlace("x", "out")
-                            .Calls(&CheckAct, &ExecuteAct)
-                            .Reference(&NativeAct)
-                            .Example({{"x", {4, 64}}})
-                            .AddTo(registry));
+  for (const auto& [name, activation] :
+       {std::pair("gelu_quick", Activation::kQuickGelu),
+        {"gelu_tanh", Activation::kGeluTanh}}) {
+    QUERN_RETURN_IF_ERROR(Act(name)
+                              .In("x", &ActArgs::x, {kLeading, &Spec::hidden},
+                                  {&Spec::x_dtype, &Spec::out_dtype})
+                              .Given(&Spec::activation, activation)
+                              .Out("out", &ActArgs::out, Like("x"), Like("x"))
+                              .InPlace("x", "out")
+                              .Calls(&CheckAct, &ExecuteAct)
+                              .Reference(&NativeAct)
+                              .Example({{"x", {4, 64}}})
+                              .AddTo(registry));
+  }
   return Act("activation_lut_bf16")
       .In("input", &ActArgs::x, {kLeading, &Spec::hidden},
           OpDType<Spec>::OneOf({DType::kBF16},
