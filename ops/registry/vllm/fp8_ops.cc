@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -242,7 +243,14 @@ absl::Status RegisterVllmFp8Ops(OpRegistry& registry) {
                             .AddTo(registry));
   Quant token = Rows("dynamic_per_token_scaled_fp8_quant");
   token.InOut("scale", &Args::scale, nullptr, {kRows, 1}, DType::kF32)
-      .Maybe("scale_ub", &Args::bound, {1}, DType::kF32);
+      .Maybe("scale_ub", &Args::bound, {1}, DType::kF32)
+      .Then([](Spec& spec, const OpCall& call) {
+        // A bound on elements, with which the plan clamps the others.
+        if (call.has("scale_ub")) {
+          spec.max_abs = std::numeric_limits<float>::max();
+        }
+        return absl::OkStatus();
+      });
   QUERN_RETURN_IF_ERROR(Dynamic(token)
                             .Example({{"out", {4, 64}, DType::kF8E4M3},
                                       {"input", {4, 64}},

@@ -183,7 +183,14 @@ TEST_P(VllmFp8Test, Refuses) {
                 "scale_opt is missing; need it where channelwise is false");
 }
 
-TEST_P(VllmFp8Test, ArgmaxIsTheFirstOfTheLargest) {
+class VllmArgmaxTest : public VllmLoopFixture {
+ protected:
+  VllmArgmaxTest() {
+    EXPECT_EQ(RegisterVllmRowsOps(registry_), absl::OkStatus());
+  }
+};
+
+TEST_F(VllmArgmaxTest, ArgmaxIsTheFirstOfTheLargest) {
   constexpr int64_t kVocab = 1003;
   const float inf = std::numeric_limits<float>::infinity();
   auto logits = UniformReals<float>(rng_, 6 * kVocab);

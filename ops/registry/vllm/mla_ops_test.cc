@@ -111,7 +111,14 @@ TEST_P(VllmMlaTest, IsNearAttentionInDouble) {
   ExpectNearDouble<float>(2, 24, 24, 5, {11, 4});
 }
 
-TEST_P(VllmMlaTest, WritesLatentsToTheirSlots) {
+class VllmLatentTest : public VllmLoopFixture {
+ protected:
+  VllmLatentTest() {
+    EXPECT_EQ(RegisterVllmAttentionOps(registry_), absl::OkStatus());
+  }
+};
+
+TEST_F(VllmLatentTest, WritesLatentsToTheirSlots) {
   constexpr int64_t kTokens = 5, kLatent = 6, kRope = 3, kBlock = 4;
   constexpr int64_t kDim = kLatent + kRope, kBlocks = 3;
   auto latent = UniformReals<BFloat16>(rng_, kTokens * kLatent);

@@ -15,21 +15,24 @@
 #include "gtest/gtest.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
+#include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_tensors.h"
 #include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
 #include "quern/testing/no_alloc.h"
 
 namespace quern {
 
-class VllmOpFixture : public OpFixture {
+// `Ran` is called with the target of an operator of the provider simd.
+template <class Base>
+class VllmOps : public Base {
  protected:
   static TensorMeta MetaOf(const AnyTensorView& view) {
     TensorMeta meta{view.dtype(), {}};
@@ -44,15 +47,13 @@ class VllmOpFixture : public OpFixture {
                    const std::vector<std::string>& returned = {}) {
     for (const auto& [name, view] : tensors) {
       if (std::find(returned.begin(), returned.end(), name) == returned.end()) {
-        args.emplace_back(std::string(name), MetaOf(view));
+        args.emplace_back(name, MetaOf(view));
       }
     }
     const OpDispatcher ops(registry_, OpPolicy());
     QUERN_ASSIGN_OR_RETURN(const MadeOp made,
                            ops.MakeFrom(provider, op, args));
-    if (provider == "simd") {
-      EXPECT_RAN_ON(*made.op);
-    }
+    if (provider == "simd") Ran(*made.op);
     std::vector<AnyTensorView> views;
     QUERN_RETURN_IF_ERROR(made.tensors.Arrange(tensors, views));
     QUERN_RETURN_IF_ERROR(made.Prepare(views, executor_));
@@ -63,9 +64,19 @@ class VllmOpFixture : public OpFixture {
     EXPECT_NO_ALLOCATION(made.op->Execute(views, workspace, executor_));
     return absl::OkStatus();
   }
+  virtual void Ran(const BoundOp&) {}
 
+  OpRegistry registry_;
+  InlineExecutor executor_;
   TestRng rng_;
 };
+
+// On every instruction set.
+class VllmOpFixture : public VllmOps<IsaTest> {
+  void Ran(const BoundOp& op) override { EXPECT_RAN_ON(op); }
+};
+// Of operators with plain loops alone.
+using VllmLoopFixture = VllmOps<testing::Test>;
 
 // A dense tensor of these extents in a vector.
 template <typename T>

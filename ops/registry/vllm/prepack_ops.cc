@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 
 #include "absl/status/status.h"
@@ -11,7 +10,6 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/parallel_rows.h"
-#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/vllm/experts.h"
 #include "quern/ops/registry/vllm/experts_layout.h"
@@ -92,24 +90,6 @@ class Plan {
   Spec spec_;
 };
 
-// Element by element, by the formula.
-void NativePack(const Spec& spec, const Args& a) {
-  const ExpertsLayout& layout = spec.layout;
-  const auto size = static_cast<int64_t>(SizeOf(spec.dtype));
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    for (int64_t n = 0; n < layout.n; ++n) {
-      for (int64_t i = 0; i < layout.k; ++i) {
-        std::memcpy(static_cast<char*>(a.packed.mutable_data()) +
-                        (e * layout.n * layout.k + layout.At(n, i)) * size,
-                    static_cast<const char*>(a.weight.data()) +
-                        (e * a.weight.stride(0) + n * a.weight.stride(1) + i) *
-                            size,
-                    static_cast<size_t>(size));
-      }
-    }
-  }
-}
-
 absl::Status FillLayout(Spec& spec, const OpCall& call) {
   spec.layout.pair = ExpertsPairOf(spec.isa, spec.dtype);
   return CheckExpertsShape(call.op(), "weight", spec.layout);
@@ -142,7 +122,7 @@ absl::Status RegisterVllmPrepackOps(OpRegistry& registry) {
             "isa", "vec",
             {{"vec", ExpertsIsa::kVec}, {"amx", ExpertsIsa::kAmx}}, &Spec::isa)
         .Then(&FillLayout)
-        .Reference(&NativePack)
+        .Provider("reference", nullptr)
         .Layer();
     if (int8) {
       op.ExampleOf(&Int8Example);
