@@ -95,7 +95,8 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
   for (const std::string& name : registry_.Names()) {
     const OpDefinition& op = *registry_.Find(name);
     if (TakesBooks(op.schema, op.example(DType::kF32))) continue;
-    // Copies have plain loops alone, and a given scale is above 0.
+    // Copies have plain loops alone, a given scale is above 0, and rows that
+    // become int8 twice may have other codes.
     if (op.implementations[0].provider == OpRegistry::kReference ||
         name == "static_scaled_int8_quant") {
       continue;
