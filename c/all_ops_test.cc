@@ -198,6 +198,7 @@ TEST_P(AllOpsInCTest, HaveTheBitsAndTheRefusalsOfCpp) {
                            "assign_req_to_token_pool_cpu",
                            "build_draft_decode_metadata_cpu",
                            "compute_slot_mapping_kernel_impl",
+                           "concat_and_cache_mla_cpu",
                            "cpu_attn_reshape_and_cache",
                            "decode_attention_cpu",
                            "extend_attention_cpu",

@@ -22,8 +22,8 @@ namespace {
 
 constexpr char kPath[] = "ops/registry/known_names.txt";
 
-// Whether the line is a name, or a name and the reason why it is missing, of two
-// words or more.
+// Whether the line is a name, or a name and the reason why it is missing, of
+// two words or more.
 bool IsTold(const std::string& line) {
   std::istringstream words(line);
   std::string name, mark, reason, more;

@@ -98,23 +98,22 @@ class ArgmaxPlan {
   }
   const char* target() const { return "scalar"; }
   absl::Status CheckArgs(const ArgmaxArgs& a) const {
-    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "logits", a.logits, DType::kF32,
-                                     {kAnyExtent, vocab_}));
-    QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", a.out, DType::kI64,
-                                      {a.logits.extent(0)}));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "logits", a.logits, DType::kF32, {kAnyExtent, vocab_}));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kOp, "out", a.out, DType::kI64, {a.logits.extent(0)}));
     return CheckApart(kOp, "logits", a.logits, "out", a.out);
   }
   void Execute(const ArgmaxArgs& a, Executor& executor) const noexcept {
     QUERN_DCHECK_OK(CheckArgs(a));
     const auto* const logits = static_cast<const float*>(a.logits.data());
     auto* const out = static_cast<int64_t*>(a.out.mutable_data());
-    ParallelRows(executor, a.logits.extent(0), vocab_,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t t = begin; t < end; ++t) {
-                     out[t] = Largest(logits + t * a.logits.RowStride(),
-                                      vocab_);
-                   }
-                 });
+    ParallelRows(
+        executor, a.logits.extent(0), vocab_, [&](int64_t begin, int64_t end) {
+          for (int64_t t = begin; t < end; ++t) {
+            out[t] = Largest(logits + t * a.logits.RowStride(), vocab_);
+          }
+        });
   }
 
  private:

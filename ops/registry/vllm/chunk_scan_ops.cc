@@ -1,5 +1,5 @@
-#include <cstdint>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -86,8 +86,8 @@ class Plan {
     const Spec& s = spec_;
     const int64_t tokens = a.x.extent(0);
     const int64_t rows[] = {tokens, s.heads, s.head_dim};
-    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "x", a.x, s.dtype,
-                                     {kAnyExtent, s.heads, s.head_dim}));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "x", a.x, s.dtype, {kAnyExtent, s.heads, s.head_dim}));
     if (a.z.rank() != 0) {
       QUERN_RETURN_IF_ERROR(CheckInput(kOp, "z", a.z, s.dtype, rows));
     }
@@ -117,10 +117,15 @@ class Plan {
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kOp, "final_states", a.states, DType::kF32,
                     {s.sequences, s.heads, s.head_dim, s.d_state}));
-    for (const auto& [field, v] :
-         {std::pair("x", &a.x), {"dt", &a.dt}, {"a", &a.a}, {"b", &a.b},
-          {"c", &a.c}, {"d", &a.d}, {"z", &a.z}, {"cu_seqlens", &a.starts},
-          {"out", &a.out}}) {
+    for (const auto& [field, v] : {std::pair("x", &a.x),
+                                   {"dt", &a.dt},
+                                   {"a", &a.a},
+                                   {"b", &a.b},
+                                   {"c", &a.c},
+                                   {"d", &a.d},
+                                   {"z", &a.z},
+                                   {"cu_seqlens", &a.starts},
+                                   {"out", &a.out}}) {
       if (v->rank() == 0) continue;
       QUERN_RETURN_IF_ERROR(
           CheckApart(kOp, field, *v, "final_states", a.states));
@@ -248,8 +253,8 @@ absl::Status RegisterVllmChunkScan(OpRegistry& registry) {
         {std::begin(kFloatDTypes), std::end(kFloatDTypes)}, {to});
   };
   return OpDeclaration<Plan, Spec, Args>(kOp)
-      .InOut("out", &Args::out, nullptr,
-             {kRows, &Spec::heads, &Spec::head_dim}, floats(&Spec::dtype))
+      .InOut("out", &Args::out, nullptr, {kRows, &Spec::heads, &Spec::head_dim},
+             floats(&Spec::dtype))
       .InOut("final_states", &Args::states, nullptr,
              {&Spec::sequences, &Spec::heads, &Spec::head_dim, &Spec::d_state},
              DType::kF32)

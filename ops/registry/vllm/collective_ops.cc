@@ -69,8 +69,7 @@ absl::Status AddSum(OpRegistry& registry) {
       .Then([](SumSpec&, const OpCall& call) -> absl::Status {
         const int64_t op = call.Int("reduce_op");
         if (op == 0) return absl::OkStatus();
-        return InvalidArgument(call.op(), "reduce_op=", op,
-                               "; need 0, a sum");
+        return InvalidArgument(call.op(), "reduce_op=", op, "; need 0, a sum");
       })
       .Object<Communicator>("ranks", /*optional=*/true)
       .Provider("reference", &SumPlan::Create)
@@ -114,8 +113,8 @@ class GatherPlan {
   absl::Status CheckArgs(const GatherArgs& a) const {
     QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "data", a.data, spec_.data.dtype,
                                      spec_.data.extents));
-    QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "out", a.out, spec_.out.dtype,
-                                      spec_.out.extents));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kPlan, "out", a.out, spec_.out.dtype, spec_.out.extents));
     QUERN_RETURN_IF_ERROR(CheckDense("data", a.data));
     QUERN_RETURN_IF_ERROR(CheckDense("out", a.out));
     return CheckApart(kPlan, "data", a.data, "out", a.out);
@@ -124,8 +123,8 @@ class GatherPlan {
     QUERN_DCHECK_OK(CheckArgs(a));
     if (IsEmpty(a.data)) return;
     const int64_t ranks = RanksOf(ranks_), bytes = spec_.bytes;
-    const AnyTensorView shard(DType::kU8, a.data.data(), 2,
-                              {spec_.rows, bytes}, {bytes, 1});
+    const AnyTensorView shard(DType::kU8, a.data.data(), 2, {spec_.rows, bytes},
+                              {bytes, 1});
     const AnyTensorView all(DType::kU8, a.out.mutable_data(), 2,
                             {spec_.rows, ranks * bytes}, {ranks * bytes, 1});
     if (ranks_ == nullptr) return CopyColumns(shard, all);

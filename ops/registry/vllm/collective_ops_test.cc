@@ -84,9 +84,8 @@ TEST_F(VllmCollectiveTest, GathersAlongADimension) {
       for (int64_t r = 0; r < kRanks; ++r) {
         for (int64_t i = 0; i < kRows; ++i) {
           for (int64_t j = 0; j < kColumns; ++j) {
-            const int64_t at = dim == 0
-                                   ? (r * kRows + i) * kColumns + j
-                                   : (i * kRanks + r) * kColumns + j;
+            const int64_t at = dim == 0 ? (r * kRows + i) * kColumns + j
+                                        : (i * kRanks + r) * kColumns + j;
             EXPECT_EQ(all[static_cast<size_t>(at)],
                       static_cast<float>(100 * r + i * kColumns + j));
           }
@@ -103,13 +102,12 @@ TEST_F(VllmCollectiveTest, GathersToOutput) {
     args.emplace_back("output",
                       TensorMeta{DType::kF32, {kRanks, kRows, kColumns}});
     Run(Make("shm_all_gather", args),
-        {Data(data),
-         AnyTensorView(DType::kF32, static_cast<void*>(all.data()), 3,
-                       {kRanks, kRows, kColumns},
-                       {kRows * kColumns, kColumns, 1})});
+        {Data(data), AnyTensorView(DType::kF32, static_cast<void*>(all.data()),
+                                   3, {kRanks, kRows, kColumns},
+                                   {kRows * kColumns, kColumns, 1})});
     for (size_t i = 0; i < all.size(); ++i) {
-      EXPECT_EQ(all[i], static_cast<float>(100 * (i / data.size()) +
-                                           i % data.size()));
+      EXPECT_EQ(all[i],
+                static_cast<float>(100 * (i / data.size()) + i % data.size()));
     }
   });
 }

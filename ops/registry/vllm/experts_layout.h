@@ -18,8 +18,7 @@ enum class ExpertsIsa : uint8_t { kVec, kAmx };
 
 // The elements of k that lie side by side.
 constexpr int64_t ExpertsPairOf(ExpertsIsa isa, DType dtype) {
-  return isa == ExpertsIsa::kVec ? 1
-                                 : 4 / static_cast<int64_t>(SizeOf(dtype));
+  return isa == ExpertsIsa::kVec ? 1 : 4 / static_cast<int64_t>(SizeOf(dtype));
 }
 
 struct ExpertsLayout {

@@ -161,8 +161,8 @@ absl::StatusOr<ExpertWeights> Probe(const Spec& spec) {
     to.format = spec.format();
     to.gated = first;
     LinearSource source;
-    source.codes = AnyTensorView(
-        spec.weights, static_cast<const void*>(zeros), 2, {to.n, 1}, {1, 1});
+    source.codes = AnyTensorView(spec.weights, static_cast<const void*>(zeros),
+                                 2, {to.n, 1}, {1, 1});
     if (to.format == WeightFormat::kI8Channel) {
       source.scales = DenseVector<const float>(ones, to.n);
     }
@@ -209,14 +209,14 @@ class Experts {
 
   absl::Status CheckArgs(const Args& a) const {
     if (!plan_.has_value()) return NoWeights();
-    for (const auto& [m, was] :
-         {std::pair(FirstOf(a), FirstOf(prepared_)),
-          std::pair(SecondOf(a), SecondOf(prepared_))}) {
+    for (const auto& [m, was] : {std::pair(FirstOf(a), FirstOf(prepared_)),
+                                 std::pair(SecondOf(a), SecondOf(prepared_))}) {
       if (!SameView(m.codes, was.codes) || !SameView(m.scales, was.scales) ||
           !SameView(m.bias, was.bias)) {
         return InvalidArgument(
-            kPlan, m.name(), ", its scale or its bias is not what Prepare was "
-                           "given");
+            kPlan, m.name(),
+            ", its scale or its bias is not what Prepare was "
+            "given");
       }
       for (const AnyTensorView* v : {&m.codes, &m.scales, &m.bias}) {
         if (v->rank() == 0) continue;
@@ -252,18 +252,18 @@ class Experts {
       : spec_(spec), is_native_(native), target_(target) {}
 
   static absl::Status NoWeights() {
-    return absl::FailedPreconditionError(absl::StrCat(
-        kPlan, ": has no weights; need a call of Prepare before"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(kPlan, ": has no weights; need a call of Prepare before"));
   }
 
   ExpertsArgs ArgsOf(const Args& a) const {
     static constexpr float kOne = 1;
     ExpertsArgs args = {a.x, a.ids.As<const int32_t, 2>(), {}, {}, a.out, {}};
     // A weight of 1 for each token.
-    args.weights = spec_.skip_weighted
-                       ? MatrixView<const float>(
-                             &kOne, {a.weights.extent(0), 1}, {0, 1})
-                       : a.weights.As<const float, 2>();
+    args.weights =
+        spec_.skip_weighted
+            ? MatrixView<const float>(&kOne, {a.weights.extent(0), 1}, {0, 1})
+            : a.weights.As<const float, 2>();
     return args;
   }
 
@@ -297,13 +297,10 @@ absl::Status Complete(Spec& spec, const OpCall& call) {
   QUERN_RETURN_IF_ERROR(CheckEqual(call.op(), "rows of w13 for an expert",
                                    spec.wide, 2 * spec.inter,
                                    "twice the columns of w2 are"));
-  QUERN_RETURN_IF_ERROR(
-      CheckExpertsShape(call.op(), "w13", spec.layout(true)));
-  QUERN_RETURN_IF_ERROR(
-      CheckExpertsShape(call.op(), "w2", spec.layout(false)));
+  QUERN_RETURN_IF_ERROR(CheckExpertsShape(call.op(), "w13", spec.layout(true)));
+  QUERN_RETURN_IF_ERROR(CheckExpertsShape(call.op(), "w2", spec.layout(false)));
   if (spec.experts < 1 || spec.hidden < 1) {
-    return InvalidArgument(call.op(), "w13 is ",
-                           PrintMeta(*call.Tensor("w13")),
+    return InvalidArgument(call.op(), "w13 is ", PrintMeta(*call.Tensor("w13")),
                            "; need an expert with weights");
   }
   for (const bool first : {true, false}) {
@@ -358,8 +355,8 @@ absl::Status AddExperts(bool int8, OpRegistry& registry) {
            {"swigluoai", LinearActivation::kSwigluOaiAndMul}},
           &Spec::activation)
       .Choice<ExpertsIsa>(
-          "isa", "vec",
-          {{"vec", ExpertsIsa::kVec}, {"amx", ExpertsIsa::kAmx}}, &Spec::isa)
+          "isa", "vec", {{"vec", ExpertsIsa::kVec}, {"amx", ExpertsIsa::kAmx}},
+          &Spec::isa)
       .Then(&Complete)
       .Provider("simd", &Experts::Create<false>)
       .Provider(OpRegistry::kReference, &Experts::Create<true>)

@@ -26,8 +26,8 @@ namespace quern {
 // f32[tokens, k], and topk_id i32[tokens, k] with numbers in [0, experts), or
 // -1, which adds nothing. The rows of w13 are those of the gate and then those
 // of up; of act "swigluoai" (GPT-OSS) they alternate, the gate first. act is
-// "silu", "gelu", "gelu_tanh" or "swigluoai". skip_weighted, with k = 1: weights
-// count as 1, as the caller has multiplied the input.
+// "silu", "gelu", "gelu_tanh" or "swigluoai". skip_weighted, with k = 1:
+// weights count as 1, as the caller has multiplied the input.
 //
 // cpu_fused_moe_int8: w13 and w2 are i8, with w13_scale f32[experts, 2 inter]
 // and w2_scale f32[experts, hidden]; the rows of the input and those between

@@ -41,8 +41,8 @@ std::vector<T> Packed(const std::vector<T>& w, int64_t n, int64_t k,
   for (size_t at = 0; at < w.size(); ++at) {
     const auto flat = static_cast<int64_t>(at);
     const int64_t e = flat / (n * k), row = flat / k % n, i = flat % k;
-    const int64_t to = ((row / 16 * (k / v) + i / v) * 16 + row % 16) * v +
-                       i % v + e * n * k;
+    const int64_t to =
+        ((row / 16 * (k / v) + i / v) * 16 + row % 16) * v + i % v + e * n * k;
     packed[static_cast<size_t>(to)] = w[at];
   }
   return packed;
@@ -118,8 +118,8 @@ std::vector<double> RowsOfExpert(const std::vector<T>& w, int64_t e,
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t from = alternates ? Alternating(r) : r;
     for (int64_t i = 0; i < columns; ++i) {
-      plain.push_back(ToDouble(
-          w[static_cast<size_t>((e * rows + from) * columns + i)]));
+      plain.push_back(
+          ToDouble(w[static_cast<size_t>((e * rows + from) * columns + i)]));
     }
   }
   return plain;
@@ -148,7 +148,8 @@ class VllmExpertsTest : public VllmOpFixture {
       tensors.emplace_back("w13_bias", Over(m.b13, {kExperts, 2 * kInter}));
       tensors.emplace_back("w2_bias", Over(m.b2, {kExperts, kHidden}));
     }
-    return Try(provider, "cpu_fused_moe", tensors, {{"act", act}, {"isa", isa}});
+    return Try(provider, "cpu_fused_moe", tensors,
+               {{"act", act}, {"isa", isa}});
   }
 
   // The experts of the mixture, packed from plain weights.
@@ -245,11 +246,10 @@ class VllmExpertsTest : public VllmOpFixture {
       const ReferenceTerms want =
           ReferenceToken(spec, experts, x, ids, weights);
       for (size_t i = 0; i < kHidden; ++i) {
-        const double diff =
-            ToDouble(m.out[at * kHidden + i]) - want.value[i];
+        const double diff = ToDouble(m.out[at * kHidden + i]) - want.value[i];
         ASSERT_TRUE(std::abs(diff) <= want.error[i])
-            << act << " token " << t << " column " << i << " is off by "
-            << diff << ", at most " << want.error[i];
+            << act << " token " << t << " column " << i << " is off by " << diff
+            << ", at most " << want.error[i];
       }
     }
   }
@@ -301,8 +301,8 @@ TEST_P(VllmExpertsTest, SkipsWeights) {
 // int8 with a scale for each row, within the bound of rows that become int8.
 TEST_P(VllmExpertsTest, Int8IsNearExpertsInDouble) {
   Mixture<float> m(rng_);
-  auto w13 = SmallIntegers<int8_t>(rng_, kExperts * 2 * kInter * kHidden, -127,
-                                   127);
+  auto w13 =
+      SmallIntegers<int8_t>(rng_, kExperts * 2 * kInter * kHidden, -127, 127);
   auto w2 = SmallIntegers<int8_t>(rng_, kExperts * kHidden * kInter, -127, 127);
   auto s13 = UniformReals<float>(rng_, kExperts * 2 * kInter, 0.001, 0.01);
   auto s2 = UniformReals<float>(rng_, kExperts * kHidden, 0.001, 0.01);
@@ -340,9 +340,8 @@ TEST_P(VllmExpertsTest, Int8IsNearExpertsInDouble) {
     spec.x = spec.out = DType::kF32;
     spec.activation = LinearActivation::kSwigluOaiAndMul;
     for (size_t t = 0; t < kTokens; ++t) {
-      const std::vector<double> x =
-          ToDoubles(std::vector<float>(m.x.begin() + t * kHidden,
-                                       m.x.begin() + (t + 1) * kHidden));
+      const std::vector<double> x = ToDoubles(std::vector<float>(
+          m.x.begin() + t * kHidden, m.x.begin() + (t + 1) * kHidden));
       const ReferenceTerms want = ReferenceToken(
           spec, experts, x, {m.ids[2 * t], m.ids[2 * t + 1]},
           {double{m.weights[2 * t]}, double{m.weights[2 * t + 1]}});
@@ -359,7 +358,8 @@ TEST_P(VllmExpertsTest, Int8IsNearExpertsInDouble) {
 TEST_P(VllmExpertsTest, RefusesAnExpertThatThereIsNot) {
   Mixture<float> m(rng_);
   m.ids[0] = kExperts;
-  ExpectRefusal(Fused(m, "simd", "silu", "vec", false), "topk_id[0][0]=5; need 0 <= id < 5");
+  ExpectRefusal(Fused(m, "simd", "silu", "vec", false),
+                "topk_id[0][0]=5; need 0 <= id < 5");
 }
 
 }  // namespace

@@ -21,13 +21,12 @@ TEST(VllmExpertsRefusalTest, NamesWhatIsWrong) {
   OpRegistry registry;
   ASSERT_EQ(RegisterVllmExpertsOps(registry), absl::OkStatus());
   const OpDispatcher ops(registry, OpPolicy());
-  const NamedArgs good = {
-      {"output", TensorMeta{DType::kF32, {2, 16}}},
-      {"input", TensorMeta{DType::kF32, {2, 16}}},
-      {"w13", TensorMeta{DType::kF32, {3, 32, 16}}},
-      {"w2", TensorMeta{DType::kF32, {3, 16, 16}}},
-      {"topk_weights", TensorMeta{DType::kF32, {2, 2}}},
-      {"topk_id", TensorMeta{DType::kI32, {2, 2}}}};
+  const NamedArgs good = {{"output", TensorMeta{DType::kF32, {2, 16}}},
+                          {"input", TensorMeta{DType::kF32, {2, 16}}},
+                          {"w13", TensorMeta{DType::kF32, {3, 32, 16}}},
+                          {"w2", TensorMeta{DType::kF32, {3, 16, 16}}},
+                          {"topk_weights", TensorMeta{DType::kF32, {2, 2}}},
+                          {"topk_id", TensorMeta{DType::kI32, {2, 2}}}};
   ASSERT_TRUE(ops.Make("cpu_fused_moe", good).ok());
   const struct {
     const char* name;
@@ -68,11 +67,11 @@ TEST(VllmExpertsRefusalTest, NamesWhatIsWrong) {
       "weight has 7 columns; need a multiple of 2");
 
   const auto op = ops.Make("cpu_fused_moe", good);
-  EXPECT_EQ(op->WorkspaceBytes(std::vector<AnyTensorView>(op->tensors.size()),
-                               1)
-                .status()
-                .code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(
+      op->WorkspaceBytes(std::vector<AnyTensorView>(op->tensors.size()), 1)
+          .status()
+          .code(),
+      absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

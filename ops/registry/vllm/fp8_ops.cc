@@ -49,8 +49,8 @@ absl::Status CheckCodes(const Args& a) {
 absl::Status CheckStatic(const Plan& plan, const Args& a) {
   QUERN_RETURN_IF_ERROR(CheckCodes(a));
   const AnyTensorView scales = AsColumn(a.scale);
-  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "scale", scales, DType::kF32,
-                                   {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "scale", scales, DType::kF32, {kAnyExtent, kAnyExtent}));
   return plan.CheckStaticArgs(a.x, scales.As<const float, 2>(), CodesOf(a));
 }
 void ExecuteStatic(const Plan& plan, const Args& a, Workspace,
@@ -66,13 +66,12 @@ float BoundOf(const Args& a) {
 absl::Status CheckDynamic(const Plan& plan, const Args& a) {
   QUERN_RETURN_IF_ERROR(CheckCodes(a));
   const AnyTensorView scales = AsColumn(a.scale);
-  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "scale", scales, DType::kF32,
-                                    {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "scale", scales, DType::kF32, {kAnyExtent, kAnyExtent}));
   if (a.bound.rank() != 0) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "scale_ub", a.bound, DType::kF32, {1}));
-    QUERN_RETURN_IF_ERROR(
-        CheckApart(kOp, "scale_ub", a.bound, "out", a.out));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "scale_ub", a.bound, "out", a.out));
     QUERN_RETURN_IF_ERROR(
         CheckApart(kOp, "scale_ub", a.bound, "scale", a.scale));
     QUERN_RETURN_IF_ERROR(CheckPositive(kOp, "scale_ub[0]", BoundOf(a)));
@@ -98,17 +97,15 @@ void ExecuteDynamic(const Plan& plan, const Args& a, Workspace,
   const MatrixView<Float8E4M3> codes = CodesOf(a);
   const int64_t k = a.x.extent(1);
   const auto size = static_cast<int64_t>(SizeOf(a.x.dtype()));
-  ParallelRows(
-      executor, a.x.extent(0), 3 * k, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          const char* const x = static_cast<const char*>(a.x.data()) +
-                                t * a.x.RowStride() * size;
-          const float scale =
-              Bounded(plan.ScaleOf(plan.MaxCode(x, k)), bound);
-          *scales.Row(t) = scale;
-          plan.QuantizePart(x, k, scale, codes.Row(t));
-        }
-      });
+  ParallelRows(executor, a.x.extent(0), 3 * k, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const char* const x =
+          static_cast<const char*>(a.x.data()) + t * a.x.RowStride() * size;
+      const float scale = Bounded(plan.ScaleOf(plan.MaxCode(x, k)), bound);
+      *scales.Row(t) = scale;
+      plan.QuantizePart(x, k, scale, codes.Row(t));
+    }
+  });
 }
 
 // The formulas of quant/fp8_quantize.h, one element after the other.
@@ -179,8 +176,7 @@ absl::Status CheckVec(const Plan& plan, const Args& a) {
   if (plan.spec().granularity != Fp8Granularity::kStatic) {
     return CheckDynamic(plan, a);
   }
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "scale", a.scale, DType::kF32, {1}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "scale", a.scale, DType::kF32, {1}));
   for (const auto& [field, v] :
        {std::pair("out", &a.out), {"input", &a.x}, {"scale_opt", &a.bound}}) {
     QUERN_RETURN_IF_ERROR(CheckApart(kOp, field, *v, "scale", a.scale));
@@ -209,8 +205,7 @@ absl::Status FillVec(Spec& spec, const OpCall& call) {
   const bool rows = call.Bool("channelwise");
   spec.granularity = rows ? Fp8Granularity::kToken : Fp8Granularity::kStatic;
   if (rows != call.has("scale_opt")) return absl::OkStatus();
-  return InvalidArgument(call.op(), "scale_opt is ",
-                         rows ? "given" : "missing",
+  return InvalidArgument(call.op(), "scale_opt is ", rows ? "given" : "missing",
                          "; need it where channelwise is false");
 }
 std::vector<int64_t> VecScales(const Spec& spec, const OpCall&, int64_t rows) {

@@ -43,8 +43,7 @@ class VllmFp8Test : public VllmOpFixture {
                    const std::vector<float>& scale_of_row) {
     for (int64_t i = 0; i < kRows * kColumns; ++i) {
       const double scale = double{scale_of_row[At(i / kColumns)]};
-      const double want =
-          std::clamp(ToDouble(x[At(i)]) / scale, -448.0, 448.0);
+      const double want = std::clamp(ToDouble(x[At(i)]) / scale, -448.0, 448.0);
       const double unit =
           std::exp2(std::max(std::floor(std::log2(std::abs(want))), -6.0) - 3);
       ASSERT_TRUE(std::abs(ToDouble(codes[At(i)]) - want) <=
@@ -55,7 +54,8 @@ class VllmFp8Test : public VllmOpFixture {
 
   template <typename T>
   void ExpectQuantised(const char* provider) {
-    SCOPED_TRACE(testing::Message() << DTypeName(DTypeOf<T>) << " " << provider);
+    SCOPED_TRACE(testing::Message()
+                 << DTypeName(DTypeOf<T>) << " " << provider);
     auto x = UniformReals<T>(rng_, kRows * kColumns, -30, 30);
     std::fill_n(x.begin() + kColumns, kColumns, FromDouble<T>(0));
     std::vector<double> largest(kRows);
@@ -68,9 +68,10 @@ class VllmFp8Test : public VllmOpFixture {
                         codes = Over(out, {kRows, kColumns});
 
     std::vector<float> one = {0.03f};
-    ASSERT_EQ(Try(provider, "static_scaled_fp8_quant",
-                  {{"out", codes}, {"input", input}, {"scale", Over(one, {1})}}),
-              absl::OkStatus());
+    ASSERT_EQ(
+        Try(provider, "static_scaled_fp8_quant",
+            {{"out", codes}, {"input", input}, {"scale", Over(one, {1})}}),
+        absl::OkStatus());
     ExpectCodes(x, out, std::vector<float>(kRows, 0.03f));
 
     // A scale for each row and 35 columns.
@@ -86,9 +87,10 @@ class VllmFp8Test : public VllmOpFixture {
     ExpectCodes(x, out, firsts);
 
     one = {0};
-    ASSERT_EQ(Try(provider, "dynamic_scaled_fp8_quant",
-                  {{"out", codes}, {"input", input}, {"scale", Over(one, {1})}}),
-              absl::OkStatus());
+    ASSERT_EQ(
+        Try(provider, "dynamic_scaled_fp8_quant",
+            {{"out", codes}, {"input", input}, {"scale", Over(one, {1})}}),
+        absl::OkStatus());
     const double all = *std::max_element(largest.begin(), largest.end());
     EXPECT_NEAR(double{one[0]}, all / 448, 0x1p-23 * all / 448);
     ExpectCodes(x, out, std::vector<float>(kRows, one[0]));
@@ -178,9 +180,9 @@ TEST_P(VllmFp8Test, Refuses) {
   ExpectRefusal(Try("simd", "dynamic_scaled_fp8_quant",
                     {codes, input, {"scale", Over(scales, {2})}}),
                 "scale is f32[2]; need [1]");
-  ExpectRefusal(Try("simd", "quantize_fp8e4m3_vec", {input},
-                    {{"channelwise", false}}),
-                "scale_opt is missing; need it where channelwise is false");
+  ExpectRefusal(
+      Try("simd", "quantize_fp8e4m3_vec", {input}, {{"channelwise", false}}),
+      "scale_opt is missing; need it where channelwise is false");
 }
 
 class VllmArgmaxTest : public VllmLoopFixture {
@@ -201,11 +203,11 @@ TEST_F(VllmArgmaxTest, ArgmaxIsTheFirstOfTheLargest) {
   row(4)[40] = std::nanf("");
   row(5)[kVocab - 1] = inf;
   std::vector<int64_t> out(6, -1);
-  ASSERT_EQ(Try("reference", "greedy_argmax",
-                {{"logits", Over(logits, {6, kVocab})},
-                 {"out", Over(out, {6})}},
-                {}, {"out"}),
-            absl::OkStatus());
+  ASSERT_EQ(
+      Try("reference", "greedy_argmax",
+          {{"logits", Over(logits, {6, kVocab})}, {"out", Over(out, {6})}}, {},
+          {"out"}),
+      absl::OkStatus());
   row(4)[40] = -2;
   EXPECT_EQ(out[0], std::max_element(row(0), row(1)) - row(0));
   EXPECT_EQ(out[1], 0);
@@ -224,20 +226,19 @@ TEST_P(VllmFp8Test, RoutesByScoreAndBias) {
     for (const bool apply : {false, true}) {
       std::vector<float> weights(kTokens * kTopK);
       std::vector<int32_t> ids(kTokens * kTopK);
-      ASSERT_EQ(
-          Try("simd", "biased_topk_cpu",
-              {{"hidden_states", Over(hidden, {kTokens, 8})},
-               {"gating_output", Over(logits, {kTokens, kExperts})},
-               {"correction_bias", Over(bias, {kExperts})},
-               {"out0", Over(weights, {kTokens, kTopK})},
-               {"out1", Over(ids, {kTokens, kTopK})}},
-              {{"topk", kTopK},
-               {"renormalize", true},
-               {"scoring_func", score},
-               {"routed_scaling_factor", 2.5},
-               {"apply_routed_scaling_factor_on_output", apply}},
-              {"out0", "out1"}),
-          absl::OkStatus());
+      ASSERT_EQ(Try("simd", "biased_topk_cpu",
+                    {{"hidden_states", Over(hidden, {kTokens, 8})},
+                     {"gating_output", Over(logits, {kTokens, kExperts})},
+                     {"correction_bias", Over(bias, {kExperts})},
+                     {"out0", Over(weights, {kTokens, kTopK})},
+                     {"out1", Over(ids, {kTokens, kTopK})}},
+                    {{"topk", kTopK},
+                     {"renormalize", true},
+                     {"scoring_func", score},
+                     {"routed_scaling_factor", 2.5},
+                     {"apply_routed_scaling_factor_on_output", apply}},
+                    {"out0", "out1"}),
+                absl::OkStatus());
       for (int64_t t = 0; t < kTokens; ++t) {
         std::vector<double> s;
         for (int64_t e = 0; e < kExperts; ++e) {
@@ -255,8 +256,7 @@ TEST_P(VllmFp8Test, RoutesByScoreAndBias) {
         for (int64_t j = 0; j < kTopK; ++j) sum += s[At(order[At(j)])];
         for (int64_t j = 0; j < kTopK; ++j) {
           EXPECT_EQ(ids[At(t * kTopK + j)], order[At(j)]) << t << ", " << j;
-          const double want =
-              s[At(order[At(j)])] / sum * (apply ? 2.5 : 1.0);
+          const double want = s[At(order[At(j)])] / sum * (apply ? 2.5 : 1.0);
           EXPECT_NEAR(double{weights[At(t * kTopK + j)]}, want, 0x1p-18 * want);
         }
       }

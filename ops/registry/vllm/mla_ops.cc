@@ -48,8 +48,7 @@ absl::Status CheckBlocks(const char* op, const AnyTensorView& cache) {
 // The same rows as [blocks * block_size, 1, columns].
 AnyTensorView RowsOfBlocks(const AnyTensorView& cache, int64_t columns) {
   const int64_t rows = cache.extent(0) * cache.extent(1);
-  const int64_t step =
-      cache.extent(1) > 1 ? cache.stride(1) : cache.stride(0);
+  const int64_t step = cache.extent(1) > 1 ? cache.stride(1) : cache.stride(0);
   return AnyTensorView(cache.dtype(), cache.data(), 3, {rows, 1, columns},
                        {step, columns, 1});
 }
@@ -71,8 +70,8 @@ class DecodePlan {
   static absl::StatusOr<DecodePlan> Create(const DecodeSpec& spec,
                                            const OpCall&) {
     AttentionSpec attention;
-    QUERN_ASSIGN_OR_RETURN(
-        attention.kv, TokenLayout(spec.kv, 1, spec.dim, spec.value_dim));
+    QUERN_ASSIGN_OR_RETURN(attention.kv,
+                           TokenLayout(spec.kv, 1, spec.dim, spec.value_dim));
     attention.q_heads = spec.heads;
     attention.q_dtype = spec.q;
     attention.out_dtype = spec.out;
@@ -120,10 +119,10 @@ class DecodePlan {
                    static_cast<int64_t>(storage_.kv_lens.size()),
                    a.lens.extent(0), "seq_lens has"));
     for (size_t s = 0; s < storage_.kv_lens.size(); ++s) {
-      QUERN_RETURN_IF_ERROR(CheckEqual(
-          kDecode, absl::StrCat("seq_lens[", s, "]"),
-          IndicesOf(a.lens)[static_cast<int64_t>(s)], storage_.kv_lens[s],
-          "Prepare was given"));
+      QUERN_RETURN_IF_ERROR(
+          CheckEqual(kDecode, absl::StrCat("seq_lens[", s, "]"),
+                     IndicesOf(a.lens)[static_cast<int64_t>(s)],
+                     storage_.kv_lens[s], "Prepare was given"));
     }
     for (const auto& [field, v] :
          {std::pair("block_tables", &a.tables), {"seq_lens", &a.lens}}) {
@@ -183,8 +182,8 @@ class DecodePlan {
     const int64_t len = IndicesOf(a.lens)[s], size = spec_.block_size;
     const int64_t columns = a.tables.extent(1);
     if (len < 0 || len > columns * size) {
-      return InvalidArgument(kDecode, "seq_lens[", s, "]=", len,
-                             "; need 0 to ", columns * size,
+      return InvalidArgument(kDecode, "seq_lens[", s, "]=", len, "; need 0 to ",
+                             columns * size,
                              ", the tokens of a row of block_tables");
     }
     const auto* const row =
@@ -284,18 +283,17 @@ class WritePlan {
     QUERN_RETURN_IF_ERROR(CheckInput(kWrite, "kv_c_normed", a.latent,
                                      spec_.dtype, {kAnyExtent, spec_.latent}));
     const int64_t tokens = a.latent.extent(0);
-    QUERN_RETURN_IF_ERROR(CheckInput(kWrite, "k_pe", a.rope, spec_.dtype,
-                                     {tokens, spec_.rope}));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kWrite, "k_pe", a.rope, spec_.dtype, {tokens, spec_.rope}));
     QUERN_RETURN_IF_ERROR(
         CheckIndexView(kWrite, "slot_mapping", a.slots, {tokens}));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kWrite, "kv_cache", a.cache, spec_.dtype,
                     {kAnyExtent, spec_.block_size, spec_.dim}));
-    for (const auto& [field, v] :
-         {std::pair("kv_c_normed", &a.latent), {"k_pe", &a.rope},
-          {"slot_mapping", &a.slots}}) {
-      QUERN_RETURN_IF_ERROR(
-          CheckApart(kWrite, field, *v, "kv_cache", a.cache));
+    for (const auto& [field, v] : {std::pair("kv_c_normed", &a.latent),
+                                   {"k_pe", &a.rope},
+                                   {"slot_mapping", &a.slots}}) {
+      QUERN_RETURN_IF_ERROR(CheckApart(kWrite, field, *v, "kv_cache", a.cache));
     }
     const int64_t slots = a.cache.extent(0) * spec_.block_size;
     const IndexView to = IndicesOf(a.slots);
@@ -318,11 +316,10 @@ class WritePlan {
     const IndexView slots = IndicesOf(a.slots);
     for (int64_t t = 0; t < slots.size(); ++t) {
       if (slots[t] < 0) continue;
-      char* const to =
-          static_cast<char*>(a.cache.mutable_data()) +
-          (slots[t] / spec_.block_size * a.cache.stride(0) +
-           slots[t] % spec_.block_size * a.cache.stride(1)) *
-              size;
+      char* const to = static_cast<char*>(a.cache.mutable_data()) +
+                       (slots[t] / spec_.block_size * a.cache.stride(0) +
+                        slots[t] % spec_.block_size * a.cache.stride(1)) *
+                           size;
       const int64_t latent = spec_.latent * size;
       std::memcpy(to, row(a.latent, t), static_cast<size_t>(latent));
       std::memcpy(to + latent, row(a.rope, t),

@@ -40,8 +40,7 @@ class VllmMlaTest : public VllmOpFixture {
         (*std::max_element(lens.begin(), lens.end()) + block - 1) / block + 1;
     const int64_t blocks = sequences * columns + 2;
     auto q = UniformReals<T>(rng_, sequences * heads * dim);
-    std::vector<T> cache(At(blocks * block * dim),
-                         FromDouble<T>(std::nan("")));
+    std::vector<T> cache(At(blocks * block * dim), FromDouble<T>(std::nan("")));
     // Blocks from the last to the first; those that are not read are none.
     std::vector<int32_t> tables(At(sequences * columns), -7), copy = lens;
     int32_t next = static_cast<int32_t>(blocks) - 1;
@@ -123,8 +122,7 @@ TEST_F(VllmLatentTest, WritesLatentsToTheirSlots) {
   constexpr int64_t kDim = kLatent + kRope, kBlocks = 3;
   auto latent = UniformReals<BFloat16>(rng_, kTokens * kLatent);
   auto rope = UniformReals<BFloat16>(rng_, kTokens * kRope);
-  std::vector<BFloat16> cache(kBlocks * kBlock * kDim,
-                              FromDouble<BFloat16>(9));
+  std::vector<BFloat16> cache(kBlocks * kBlock * kDim, FromDouble<BFloat16>(9));
   std::vector<int64_t> slots = {11, -1, 0, 6, 7};
   ASSERT_EQ(Try("reference", "concat_and_cache_mla_cpu",
                 {{"kv_c_normed", Over(latent, {kTokens, kLatent})},
@@ -178,14 +176,13 @@ TEST_P(VllmMlaTest, Refuses) {
   tables[3] = -1;
   ExpectRefusal(decode(8, 12), "block_tables[1][1]=-1");
   const OpDispatcher ops(registry_, OpPolicy());
-  ExpectRefusal(
-      ops.Make("concat_and_cache_mla_cpu",
-               {{"kv_c_normed", TensorMeta{DType::kF32, {2, 8}}},
-                {"k_pe", TensorMeta{DType::kF32, {2, 3}}},
-                {"kv_cache", TensorMeta{DType::kF32, {2, 4, 12}}},
-                {"slot_mapping", TensorMeta{DType::kI64, {2}}}})
-          .status(),
-      "kv_cache has 12 columns; need 8 + 3");
+  ExpectRefusal(ops.Make("concat_and_cache_mla_cpu",
+                         {{"kv_c_normed", TensorMeta{DType::kF32, {2, 8}}},
+                          {"k_pe", TensorMeta{DType::kF32, {2, 3}}},
+                          {"kv_cache", TensorMeta{DType::kF32, {2, 4, 12}}},
+                          {"slot_mapping", TensorMeta{DType::kI64, {2}}}})
+                    .status(),
+                "kv_cache has 12 columns; need 8 + 3");
 }
 
 }  // namespace

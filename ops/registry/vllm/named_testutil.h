@@ -36,7 +36,8 @@ class VllmOps : public Base {
  protected:
   static TensorMeta MetaOf(const AnyTensorView& view) {
     TensorMeta meta{view.dtype(), {}};
-    for (int d = 0; d < view.rank(); ++d) meta.extents.push_back(view.extent(d));
+    for (int d = 0; d < view.rank(); ++d)
+      meta.extents.push_back(view.extent(d));
     return meta;
   }
 
@@ -51,8 +52,7 @@ class VllmOps : public Base {
       }
     }
     const OpDispatcher ops(registry_, OpPolicy());
-    QUERN_ASSIGN_OR_RETURN(const MadeOp made,
-                           ops.MakeFrom(provider, op, args));
+    QUERN_ASSIGN_OR_RETURN(const MadeOp made, ops.MakeFrom(provider, op, args));
     if (provider == "simd") Ran(*made.op);
     std::vector<AnyTensorView> views;
     QUERN_RETURN_IF_ERROR(made.tensors.Arrange(tensors, views));

@@ -109,11 +109,10 @@ absl::Status RegisterVllmPrepackOps(OpRegistry& registry) {
   for (const bool int8 : {false, true}) {
     OpDeclaration<Plan, Spec, Args> op(int8 ? "prepack_moe_weight_int8"
                                             : "prepack_moe_weight");
-    const auto dtype =
-        int8 ? OpDType<Spec>::OneOf({DType::kI8}, {&Spec::dtype})
-             : OpDType<Spec>::OneOf(
-                   {std::begin(kFloatDTypes), std::end(kFloatDTypes)},
-                   {&Spec::dtype});
+    const auto dtype = int8 ? OpDType<Spec>::OneOf({DType::kI8}, {&Spec::dtype})
+                            : OpDType<Spec>::OneOf({std::begin(kFloatDTypes),
+                                                    std::end(kFloatDTypes)},
+                                                   {&Spec::dtype});
     op.In("weight", &Args::weight,
           {&Spec::experts, &RowsOfExpert, &ColumnsOfExpert}, dtype)
         .InOut("packed_weight", &Args::packed, nullptr, Like("weight"),

@@ -23,10 +23,10 @@ namespace quern {
 // mamba_chunk_scan_fwd_cpu: prompts of Mamba-2. final_states f32[sequences,
 // heads, head_dim, d_state] has the states that sequences begin with, and then
 // those that they end with. x, z and out[tokens, heads, head_dim] are f32, bf16
-// or f16, and so are b and c[tokens, groups, d_state]; dt f32[tokens, heads] has its
-// bias and its softplus, a and d are f32[heads]; cu_seqlens[sequences + 1].
-// Arithmetic is f32, and out is rounded once. Tokens outside of
-// all sequences keep what out had.
+// or f16, and so are b and c[tokens, groups, d_state]; dt f32[tokens, heads]
+// has its bias and its softplus, a and d are f32[heads]; cu_seqlens[sequences +
+// 1]. Arithmetic is f32, and out is rounded once. Tokens outside of all
+// sequences keep what out had.
 //
 // causal_conv1d_update_cpu_vec: causal_conv1d_update with pad_slot_id in place
 // of null_slot, x[tokens, channels], conv_state[slots, width - 1 or more,

@@ -98,9 +98,8 @@ class VllmRecurrentTest : public VllmOpFixture {
                 y *= gate / (1 + std::exp(-gate));
               }
               // One rounding to T, and f32 sums of a few dozen terms below 8.
-              ASSERT_NEAR(
-                  ToDouble(out[At(t * columns + h * s.dim + p)]), y,
-                  UnitRoundoff<T>() * std::abs(y) + 0x1p-14)
+              ASSERT_NEAR(ToDouble(out[At(t * columns + h * s.dim + p)]), y,
+                          UnitRoundoff<T>() * std::abs(y) + 0x1p-14)
                   << "token " << t << " head " << h << " row " << p;
             }
             for (int64_t n = 0; n < s.state; ++n) {
@@ -121,10 +120,9 @@ class VllmRecurrentTest : public VllmOpFixture {
 QUERN_INSTANTIATE_ISA_TEST(VllmRecurrentTest);
 
 TEST_P(VllmRecurrentTest, ScansNearItsRecurrence) {
-  for (const Scan& scan :
-       {Scan{9, 2, 8, 16, 1, {0, 4, 4, 9}, true},
-        Scan{70, 4, 16, 24, 2, {0, 65, 68}, true},
-        Scan{33, 1, 5, 7, 1, {0, 33}, false}}) {
+  for (const Scan& scan : {Scan{9, 2, 8, 16, 1, {0, 4, 4, 9}, true},
+                           Scan{70, 4, 16, 24, 2, {0, 65, 68}, true},
+                           Scan{33, 1, 5, 7, 1, {0, 33}, false}}) {
     ExpectScan<float>(scan);
     ExpectScan<BFloat16>(scan);
     ExpectScan<Float16>(scan);
@@ -140,7 +138,8 @@ TEST_P(VllmRecurrentTest, UpdateHasTheBitsOfOurs) {
   auto c = UniformReals<BFloat16>(rng_, kTokens * kState);
   auto d = UniformReals<float>(rng_, kHeads);
   auto bias = UniformReals<float>(rng_, kHeads);
-  const auto before = UniformReals<float>(rng_, kSlots * kHeads * kDim * kState);
+  const auto before =
+      UniformReals<float>(rng_, kSlots * kHeads * kDim * kState);
   std::vector<int32_t> slots = {3, 5, 0, 4};
   for (const char* provider : {"simd", "reference"}) {
     std::vector<float> state[2] = {before, before};
@@ -158,10 +157,11 @@ TEST_P(VllmRecurrentTest, UpdateHasTheBitsOfOurs) {
           {"dt_bias", Over(bias, {kHeads})},
           {"state_batch_indices", Over(slots, {kTokens})},
           {"out", Over(out[theirs], {kTokens, kHeads, kDim})}};
-      ASSERT_EQ(theirs ? Try(provider, "selective_state_update_cpu", tensors,
-                             {{"dt_softplus", true}, {"null_block_id", 0}})
-                       : Try(provider, "selective_state_update", tensors,
-                             {{"dt_softplus", true}, {"null_slot", 0}}, {"out"}),
+      ASSERT_EQ(theirs
+                    ? Try(provider, "selective_state_update_cpu", tensors,
+                          {{"dt_softplus", true}, {"null_block_id", 0}})
+                    : Try(provider, "selective_state_update", tensors,
+                          {{"dt_softplus", true}, {"null_slot", 0}}, {"out"}),
                 absl::OkStatus());
     }
     EXPECT_EQ(state[0], state[1]);
@@ -195,11 +195,11 @@ TEST_P(VllmRecurrentTest, ConvolutionHasTheBitsOfOurs) {
         {"conv_state_indices", Over(slots, {2})},
         {"query_start_loc", Over(starts, {3})},
         {"out", Over(out[theirs], {kTokens, kChannels})}};
-    ASSERT_EQ(theirs ? Try("simd", "causal_conv1d_update_cpu_vec", tensors,
-                           {{"activation", "silu"}, {"pad_slot_id", -1}},
-                           {"out"})
-                     : Try("simd", "causal_conv1d_update", tensors,
-                           {{"activation", "silu"}}, {"out"}),
+    ASSERT_EQ(theirs
+                  ? Try("simd", "causal_conv1d_update_cpu_vec", tensors,
+                        {{"activation", "silu"}, {"pad_slot_id", -1}}, {"out"})
+                  : Try("simd", "causal_conv1d_update", tensors,
+                        {{"activation", "silu"}}, {"out"}),
               absl::OkStatus());
   }
   bool changed = false;

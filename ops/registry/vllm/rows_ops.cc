@@ -43,12 +43,11 @@ void NativeAct(const ActivationSpec& spec, const ActArgs& a) {
     for (int64_t i = 0; i < spec.hidden; ++i) {
       const double v = double{x[i]};
       const double w = 2 * std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
-      out.Set(i, static_cast<float>(
-                     spec.activation == Activation::kQuickGelu
-                         ? v / (1 + std::exp(-1.702 * v))
-                     : spec.activation == Activation::kGeluTanh
-                         ? v / (1 + std::exp(-w))
-                         : v * std::erfc(-v * M_SQRT1_2) / 2));
+      out.Set(i, static_cast<float>(spec.activation == Activation::kQuickGelu
+                                        ? v / (1 + std::exp(-1.702 * v))
+                                    : spec.activation == Activation::kGeluTanh
+                                        ? v / (1 + std::exp(-w))
+                                        : v * std::erfc(-v * M_SQRT1_2) / 2));
     }
   }
 }

@@ -11,8 +11,9 @@ namespace quern {
 // where vLLM has an argument for them.
 //
 // gelu_tanh_and_mul: gelu_and_mul with approximate="tanh". gelu_tanh: GELU by
-// tanh. gelu_quick: quick_gelu. activation_lut_bf16: the exact GELU of bf16, computed, where vLLM
-// looks it up in a table of 2^16 codes; `activation` must be "gelu".
+// tanh. gelu_quick: quick_gelu. activation_lut_bf16: the exact GELU of bf16,
+// computed, where vLLM looks it up in a table of 2^16 codes; `activation` must
+// be "gelu".
 //
 // static_scaled_int8_quant: out[rows, k] <- input, i8, by the scale f32[1] and
 // the zero point azp i32[1] (none: 0), whose values CheckArgs reads: 2^-125 <=

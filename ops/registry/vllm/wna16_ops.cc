@@ -102,17 +102,16 @@ class Plan {
 
   absl::Status CheckArgs(const Args& a) const {
     if (!plan_.has_value()) return NoWeights();
-    for (const auto& [field, member] :
-         {std::pair("q_weight", &Args::w), {"scales", &Args::scales},
-          {"zeros", &Args::zeros}, {"g_idx", &Args::g_idx},
-          {"bias", &Args::bias}}) {
+    for (const auto& [field, member] : {std::pair("q_weight", &Args::w),
+                                        {"scales", &Args::scales},
+                                        {"zeros", &Args::zeros},
+                                        {"g_idx", &Args::g_idx},
+                                        {"bias", &Args::bias}}) {
       if (!SameView(a.*member, prepared_.*member)) {
-        return InvalidArgument(kPlan, field,
-                               " is not what Prepare was given");
+        return InvalidArgument(kPlan, field, " is not what Prepare was given");
       }
       if ((a.*member).rank() == 0) continue;
-      QUERN_RETURN_IF_ERROR(
-          CheckApart(kPlan, field, a.*member, "c", a.out));
+      QUERN_RETURN_IF_ERROR(CheckApart(kPlan, field, a.*member, "c", a.out));
     }
     return plan_->CheckArgs(ArgsOf(a));
   }
@@ -136,8 +135,8 @@ class Plan {
       : spec_(spec), provider_(provider) {}
 
   static absl::Status NoWeights() {
-    return absl::FailedPreconditionError(absl::StrCat(
-        kPlan, ": has no weights; need a call of Prepare before"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(kPlan, ": has no weights; need a call of Prepare before"));
   }
   static LinearArgs ArgsOf(const Args& a) {
     LinearArgs args;
@@ -151,8 +150,8 @@ class Plan {
     std::vector<uint8_t> codes(static_cast<size_t>(spec_.n * spec_.k));
     uint8_t* to = codes.data();
     for (int64_t n = 0; n < spec_.n; ++n) {
-      const auto* const words = static_cast<const int32_t*>(w.data()) +
-                                n / kColumns * w.RowStride();
+      const auto* const words =
+          static_cast<const int32_t*>(w.data()) + n / kColumns * w.RowStride();
       for (int64_t k = 0; k < spec_.k; ++k) {
         *to++ = CodeOf(words, k * kColumns + n % kColumns);
       }
@@ -251,8 +250,7 @@ absl::Status RegisterVllmWna16(OpRegistry& registry) {
   };
   OpDeclaration<Plan, Spec, Args> op("cpu_gemm_wna16");
   return op
-      .In("input", &Args::x, {kRows, &LinearWeightsSpec::k},
-          floats({&Spec::x}))
+      .In("input", &Args::x, {kRows, &LinearWeightsSpec::k}, floats({&Spec::x}))
       .Word("a", "input")
       .In("q_weight", &Args::w, {&Spec::blocks, &Spec::words}, DType::kI32)
       .Then(&FillColumns)

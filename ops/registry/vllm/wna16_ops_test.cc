@@ -1,4 +1,5 @@
-// cpu_gemm_wna16 against its formula in double, on weights whose sums are exact.
+// cpu_gemm_wna16 against its formula in double, on weights whose sums are
+// exact.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,15 +47,14 @@ class Wna16Test : public VllmOpFixture {
     // Groups in turn, each as often as it has k.
     std::vector<int32_t> g_idx;
     for (int64_t k = 0; k < l.k; ++k) {
-      g_idx.push_back(static_cast<int32_t>(l.order ? k % l.groups
-                                                   : k / group));
+      g_idx.push_back(static_cast<int32_t>(l.order ? k % l.groups : k / group));
     }
     // The layout, number by number.
-    std::vector<int32_t> words(At(l.n * l.k / 8)), zeros(At(l.groups * l.n / 8));
+    std::vector<int32_t> words(At(l.n * l.k / 8)),
+        zeros(At(l.groups * l.n / 8));
     const auto put = [](int32_t& word, int64_t nibble, int32_t code) {
       word = static_cast<int32_t>(static_cast<uint32_t>(word) |
-                                  static_cast<uint32_t>(code)
-                                      << (4 * nibble));
+                                  static_cast<uint32_t>(code) << (4 * nibble));
     };
     for (int64_t n = 0; n < l.n; ++n) {
       for (int64_t k = 0; k < l.k; ++k) {
@@ -102,13 +102,12 @@ class Wna16Test : public VllmOpFixture {
 QUERN_INSTANTIATE_ISA_TEST(Wna16Test);
 
 TEST_P(Wna16Test, IsExactOnSmallNumbers) {
-  for (const Layer& layer :
-       {Layer{1, 16, 32, 1, false, false, false},
-        Layer{3, 48, 64, 2, true, false, true},
-        Layer{5, 32, 96, 6, true, false, false},
-        Layer{7, 32, 64, 4, false, true, true},
-        Layer{2, 80, 32, 2, true, true, false},
-        Layer{33, 16, 48, 1, true, false, true}}) {
+  for (const Layer& layer : {Layer{1, 16, 32, 1, false, false, false},
+                             Layer{3, 48, 64, 2, true, false, true},
+                             Layer{5, 32, 96, 6, true, false, false},
+                             Layer{7, 32, 64, 4, false, true, true},
+                             Layer{2, 80, 32, 2, true, true, false},
+                             Layer{33, 16, 48, 1, true, false, true}}) {
     ExpectExact<float>(layer);
     ExpectExact<BFloat16>(layer);
     ExpectExact<Float16>(layer);
