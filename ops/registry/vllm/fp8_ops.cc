@@ -249,8 +249,7 @@ absl::Status RegisterVllmFp8Ops(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(Dynamic(token)
                             .Example({{"out", {4, 64}, DType::kF8E4M3},
                                       {"input", {4, 64}},
-                                      {"scale", {4, 1}, DType::kF32},
-                                      {"scale_ub", {1}, DType::kF32}})
+                                      {"scale", {4, 1}, DType::kF32}})
                             .AddTo(registry));
   return Quant("quantize_fp8e4m3_vec")
       .In("input", &Args::x, {kRows, kAny}, &Spec::dtype)
