@@ -92,8 +92,13 @@ absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
 
 // Whether Prepare of this operator writes to its object.
 bool Fills(absl::string_view op) {
-  return op == "create_onednn_mm" || op == "create_onednn_scaled_mm" ||
-         op == "cpu_attn_get_scheduler_metadata";
+  for (const char* fills :
+       {"create_onednn_mm", "create_onednn_mm_handler",
+        "create_onednn_scaled_mm", "create_onednn_scaled_mm_handler",
+        "cpu_attn_get_scheduler_metadata", "get_scheduler_metadata"}) {
+    if (op == fills) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<OpArg> ArgOf(const Library& library, absl::string_view op,

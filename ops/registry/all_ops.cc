@@ -34,8 +34,11 @@
 #include "quern/ops/registry/sglang/rows_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
+#include "quern/ops/registry/vllm/collective_ops.h"
+#include "quern/ops/registry/vllm/experts_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
 #include "quern/ops/registry/vllm/merge_states_ops.h"
+#include "quern/ops/registry/vllm/recurrent_ops.h"
 #include "quern/ops/registry/vllm/rows_ops.h"
 #include "quern/ops/registry/vllm/speculation_ops.h"
 
@@ -84,6 +87,9 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmRowsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmExpertsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmRecurrentOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmCollectiveOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangActivationOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangNormOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangRouterOps(registry));

@@ -66,8 +66,9 @@ QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 
 // Whether an operator takes the state of a step, a KvLayout or a handler, reads
 // slots, lengths or lists of tokens, which random numbers are not, or
-// multiplies int8, fp8 or 4-bit codes or several matrices in a row, whose
-// products the bounds below do not cover.
+// multiplies int8, fp8 or 4-bit codes, several matrices in a row, or weights
+// that it packs from tensors (w13, q_weight), whose products the bounds below do
+// not cover.
 // Such operators have tests of their own. Those of speculation alone have i64
 // in their examples.
 bool TakesBooks(const OpSchema& schema, const NamedArgs& example) {
@@ -76,7 +77,8 @@ bool TakesBooks(const OpSchema& schema, const NamedArgs& example) {
     if (meta != nullptr && meta->dtype == DType::kI64) return true;
     for (const char* book :
          {"slot_mapping", "req_to_token", "scales2", "cu_seqlens",
-          "cu_seqlens_q", "bitmask", "w_zeros", "w_kc", "w2"}) {
+          "cu_seqlens_q", "bitmask", "w_zeros", "w_kc", "w2", "w13",
+          "q_weight"}) {
       if (name == book) return true;
     }
   }
@@ -99,7 +101,8 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
     if (TakesBooks(op.schema, op.example(DType::kF32))) continue;
     // Copies have plain loops alone, and a given scale is above 0.
     if (op.implementations[0].provider == OpRegistry::kReference ||
-        name == "static_scaled_int8_quant") {
+        name == "static_scaled_int8_quant" ||
+        name == "static_scaled_fp8_quant") {
       continue;
     }
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

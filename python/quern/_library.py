@@ -417,7 +417,7 @@ class Op(Object):
 
 def fills(schema: _schema.Schema) -> bool:
     """Whether prepare() of an operator fills its object, of which other operators were perhaps made."""
-    return schema.name.startswith("create_onednn_") or schema.name == "cpu_attn_get_scheduler_metadata"
+    return schema.name.startswith("create_onednn_") or schema.name.endswith("get_scheduler_metadata")
 
 
 def forget(filled: Object) -> None:

@@ -24,7 +24,7 @@ import threading
 
 import torch
 
-from . import _merge_ops, _named, _named_ops, _recurrent_ops, _speculation
+from . import _merge_ops, _named, _named_ops, _recurrent_ops, _speculation, _vllm_products
 from . import torch as quern_torch
 from ._torch_call import name_of_dtype
 
@@ -296,6 +296,7 @@ def _operators():
     yield from _merge_ops.VLLM
     yield from _recurrent_ops.VLLM
     yield from _speculation.VLLM
+    yield from _vllm_products.OPERATORS
 
 
 def install(namespace: str = "_C") -> dict:

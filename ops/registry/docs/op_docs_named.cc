@@ -151,7 +151,8 @@ absl::string_view NamedOpDoc(absl::string_view op) {
   for (const Doc& doc : kDocs) {
     if (doc.op == op) return doc.text;
   }
-  return ProductOpDoc(op);
+  const absl::string_view doc = ProductOpDoc(op);
+  return doc.empty() ? VllmOpDoc(op) : doc;
 }
 
 }  // namespace quern

@@ -22,6 +22,8 @@ namespace quern {
 
 // Defines cpu_attention_with_kv_cache.
 absl::Status RegisterVllmPagedAttention(OpRegistry& registry);
+// Defines mla_decode_kvcache and concat_and_cache_mla_cpu.
+absl::Status RegisterVllmMla(OpRegistry& registry);
 
 // The window_left of a window that counts the query: kNoWindow for -1.
 // InvalidArgument for 0 and for less than -1.

@@ -127,11 +127,11 @@ absl::Status FillSchedule(VllmStepSpec& spec, const OpCall& call) {
   return CheckAttentionSpec(kSchedule, spec);
 }
 
-absl::Status AddSchedule(OpRegistry& registry) {
+absl::Status AddSchedule(const char* name, OpRegistry& registry) {
   using Spec = VllmStepSpec;
   using Args = VllmStepArgs;
   static SchedulerMetadata example;
-  return OpDeclaration<SchedulePlan, Spec, Args>(kSchedule)
+  return OpDeclaration<SchedulePlan, Spec, Args>(name)
       .Layer()
       .Need<int64_t>("num_req")
       .Need("num_heads_q", &Spec::q_heads)
@@ -241,9 +241,12 @@ absl::Status AddWrite(OpRegistry& registry) {
 }  // namespace
 
 absl::Status RegisterVllmAttentionOps(OpRegistry& registry) {
-  QUERN_RETURN_IF_ERROR(AddSchedule(registry));
+  // vLLM's wrapper in Python, and what it calls.
+  QUERN_RETURN_IF_ERROR(AddSchedule(kSchedule, registry));
+  QUERN_RETURN_IF_ERROR(AddSchedule("get_scheduler_metadata", registry));
   QUERN_RETURN_IF_ERROR(AddWrite(registry));
-  return RegisterVllmPagedAttention(registry);
+  QUERN_RETURN_IF_ERROR(RegisterVllmPagedAttention(registry));
+  return RegisterVllmMla(registry);
 }
 
 }  // namespace quern

@@ -19,6 +19,8 @@ namespace quern {
 
 // Defines onednn_scaled_mm.
 absl::Status RegisterVllmScaledMm(OpRegistry& registry);
+// Defines cpu_gemm_wna16.
+absl::Status RegisterVllmWna16(OpRegistry& registry);
 
 // bias[n] as a residual of m rows, which are one row in memory. No bias is no
 // residual.

@@ -201,21 +201,25 @@ NamedArgs MmExample(DType dtype) {
 }  // namespace
 
 absl::Status RegisterVllmLinearOps(OpRegistry& registry) {
-  CreateOp create(kCreate);
-  create.In("b", &CreateArgs::b, {kAny, kAny}, FloatOf(&CreateSpec::b));
-  QUERN_RETURN_IF_ERROR(AddCreate(create, &CreateExample, registry));
-
-  CreateOp create_scaled("create_onednn_scaled_mm");
-  create_scaled
-      .In("b", &CreateArgs::b, {kAny, kAny},
-          OpDType<CreateSpec>::OneOf({DType::kI8}, {&CreateSpec::b}))
-      .In("b_scales", &CreateArgs::scales)
-      .Need<std::string>("output_type")
-      .Need<bool>("dynamic_act_quant")
-      .Need<bool>("use_azp")
-      .Then(&FillScaled);
-  QUERN_RETURN_IF_ERROR(
-      AddCreate(create_scaled, &CreateScaledExample, registry));
+  // vLLM's wrappers in Python, and what they call.
+  for (const char* name : {kCreate, "create_onednn_mm_handler"}) {
+    CreateOp create(name);
+    create.In("b", &CreateArgs::b, {kAny, kAny}, FloatOf(&CreateSpec::b));
+    QUERN_RETURN_IF_ERROR(AddCreate(create, &CreateExample, registry));
+  }
+  for (const char* name :
+       {"create_onednn_scaled_mm", "create_onednn_scaled_mm_handler"}) {
+    CreateOp create(name);
+    create
+        .In("b", &CreateArgs::b, {kAny, kAny},
+            OpDType<CreateSpec>::OneOf({DType::kI8}, {&CreateSpec::b}))
+        .In("b_scales", &CreateArgs::scales)
+        .Need<std::string>("output_type")
+        .Need<bool>("dynamic_act_quant")
+        .Need<bool>("use_azp")
+        .Then(&FillScaled);
+    QUERN_RETURN_IF_ERROR(AddCreate(create, &CreateScaledExample, registry));
+  }
 
   using Spec = BoundLinearSpec;
   LinearDeclaration mm("onednn_mm");
@@ -230,7 +234,8 @@ absl::Status RegisterVllmLinearOps(OpRegistry& registry) {
   EndProduct(mm, &LinearArgs::residual);
   mm.ExampleOf(&MmExample);
   QUERN_RETURN_IF_ERROR(OnWeights(mm).AddTo(registry));
-  return RegisterVllmScaledMm(registry);
+  QUERN_RETURN_IF_ERROR(RegisterVllmScaledMm(registry));
+  return RegisterVllmWna16(registry);
 }
 
 }  // namespace quern

@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_REGISTRY_VLLM_LINEAR_OPS_H_
 #define QUERN_OPS_REGISTRY_VLLM_LINEAR_OPS_H_
 
-// vLLM's four operators of matrix products on a CPU, by its names and with its
+// vLLM's operators of matrix products on a CPU, by its names and with its
 // arguments, over gemm/linear.h, whose equations and roundings they have.
 //
 // The names say onednn because vLLM's kernels are oneDNN's. Here the packed
@@ -62,6 +62,22 @@ struct OneDnnHandler {
 // empty or of the other kind. Providers: simd and onednn, as those of `linear`
 // (families/linear/linear_weights_ops.h), and reference, with sums in double.
 // Packing has the provider reference alone.
+//
+// cpu_gemm_wna16: output[m, n] = round(sum over k of input[m, k] * b[k, n] +
+// bias[n]) with weights of 4 bits in groups of k / groups,
+//
+//   b[k, n] = scales[g, n] * (code(k, n) - zero(g, n)),  g = g_idx[k], or
+//             k / (k's group)
+//
+// code(k, n) is number n % 16 of the two words q_weight[n / 16, 2 k] and
+// [n / 16, 2 k + 1], 8 numbers to an i32, the first in its lowest bits; zero(g,
+// n) is number n % 8 of zeros[g, n / 8], or 8 without zeros. So AWQ's and
+// GPTQ's weights lie as vLLM repacks them. n is a multiple of 16, a group of 16
+// or is all of k, and g_idx i32[k] names each group as often as it has k.
+// input, output, scales and bias are f32, bf16 or f16, each on its own.
+// pack_factor is 8. Prepare packs the weights, and may allocate; CheckArgs
+// wants the tensors that Prepare was given. isa_hint has no effect. Providers:
+// simd, onednn and reference.
 //
 // Brings gemm along.
 absl::Status RegisterVllmLinearOps(OpRegistry& registry);

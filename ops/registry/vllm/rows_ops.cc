@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -16,6 +17,7 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/gated_declaration.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/vllm/rows.h"
 #include "quern/quant/int8_quantize.h"
 
 namespace quern {
@@ -40,8 +42,11 @@ void NativeAct(const ActivationSpec& spec, const ActArgs& a) {
     const ScalarRow x(a.x, t), out(a.out, t);
     for (int64_t i = 0; i < spec.hidden; ++i) {
       const double v = double{x[i]};
+      const double w = 2 * std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
       out.Set(i, static_cast<float>(spec.activation == Activation::kQuickGelu
                                         ? v / (1 + std::exp(-1.702 * v))
+                                    : spec.activation == Activation::kGeluTanh
+                                        ? v / (1 + std::exp(-w))
                                         : v * std::erfc(-v * M_SQRT1_2) / 2));
     }
   }
@@ -51,16 +56,20 @@ absl::Status AddActivations(OpRegistry& registry) {
   using Spec = ActivationSpec;
   QUERN_RETURN_IF_ERROR(
       GatedOp("gelu_tanh_and_mul", "x", Activation::kGeluTanh).AddTo(registry));
-  QUERN_RETURN_IF_ERROR(Act("gelu_quick")
-                            .In("x", &ActArgs::x, {kLeading, &Spec::hidden},
-                                {&Spec::x_dtype, &Spec::out_dtype})
-                            .Given(&Spec::activation, Activation::kQuickGelu)
-                            .Out("out", &ActArgs::out, Like("x"), Like("x"))
-                            .InPlace("x", "out")
-                            .Calls(&CheckAct, &ExecuteAct)
-                            .Reference(&NativeAct)
-                            .Example({{"x", {4, 64}}})
-                            .AddTo(registry));
+  for (const auto& [name, activation] :
+       {std::pair("gelu_quick", Activation::kQuickGelu),
+        {"gelu_tanh", Activation::kGeluTanh}}) {
+    QUERN_RETURN_IF_ERROR(Act(name)
+                              .In("x", &ActArgs::x, {kLeading, &Spec::hidden},
+                                  {&Spec::x_dtype, &Spec::out_dtype})
+                              .Given(&Spec::activation, activation)
+                              .Out("out", &ActArgs::out, Like("x"), Like("x"))
+                              .InPlace("x", "out")
+                              .Calls(&CheckAct, &ExecuteAct)
+                              .Reference(&NativeAct)
+                              .Example({{"x", {4, 64}}})
+                              .AddTo(registry));
+  }
   return Act("activation_lut_bf16")
       .In("input", &ActArgs::x, {kLeading, &Spec::hidden},
           OpDType<Spec>::OneOf({DType::kBF16},
@@ -269,7 +278,9 @@ absl::Status AddQuantisers(OpRegistry& registry) {
 
 absl::Status RegisterVllmRowsOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(AddActivations(registry));
-  return AddQuantisers(registry);
+  QUERN_RETURN_IF_ERROR(AddQuantisers(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmFp8Ops(registry));
+  return RegisterVllmChoiceOps(registry);
 }
 
 }  // namespace quern
