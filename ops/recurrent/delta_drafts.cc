@@ -11,11 +11,7 @@
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/state_view.h"
 
-#include <cstdlib>
 namespace quern {
-static bool Aligned(const DeltaRulePass& pass) {
-  return (reinterpret_cast<uintptr_t>(pass.to) | pass.to_stride * sizeof(float)) % 64 == 0;
-}
 
 DeltaDrafts::DeltaDrafts(const DeltaRuleSpec& spec,
                          const DeltaRuleKernels& kernels,
@@ -136,6 +132,7 @@ void DeltaDrafts::DoBlock(const DeltaUnit& unit, const DeltaUnit& block) {
   pass.ahead = &ahead_;
   pass.next = &Token(unit, 0);
   kernels_.pass(pass);
+  bool streamed = false;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t t = begin + i;
     if (i + kMostTokens < count) AskForToken(block, t + kMostTokens);
@@ -143,14 +140,17 @@ void DeltaDrafts::DoBlock(const DeltaUnit& unit, const DeltaUnit& block) {
     pass.next = i + 1 < count ? &Token(unit, i + 1) : nullptr;
     const int64_t slot = Destination(unit, i);
     pass.to = slot == spec_.null_slot ? nullptr : StateOf(block, slot);
-    pass.stream = getenv("H8S") && pass.to != nullptr && slot != batch.source(unit.sequence) &&
-                  Aligned(pass);
+    // The state that was read is in the caches.
+    pass.stream = pass.to != nullptr && slot != batch.source(unit.sequence) &&
+                  StreamsRows(pass.to, pass.to_stride, spec_.state_dtype);
+    streamed = streamed || pass.stream;
     blocks_.load(ElementAt(args_.v, t, unit.head, block.column), pass.columns,
                  v_);
     kernels_.pass(pass);
     blocks_.store(out_, pass.columns, /*stream=*/false,
                   ElementAt(args_.out, t, unit.head, block.column));
   }
+  if (streamed) kernels_.flush();
 }
 
 // Token i of the unit's sequence. The one before it stays.

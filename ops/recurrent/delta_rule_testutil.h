@@ -14,7 +14,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/ops/recurrent/testing/reference_delta_rule_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"

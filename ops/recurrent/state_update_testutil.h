@@ -13,7 +13,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/ops/recurrent/state_update.h"
 #include "quern/ops/recurrent/testing/reference_state_update_testutil.h"
 #include "quern/testing/compare.h"
