@@ -112,15 +112,18 @@ HWY_INLINE void UpdateColumns(const DeltaRulePass& pass, size_t c, size_t n) {
   HWY_UNROLL(4)
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t at = c + v * lanes;
-    delta[v] = hn::Mul(hn::Set(d, token.beta),
-                       hn::Sub(hn::Load(d, pass.v + at), hn::Load(d, pass.a + at)));
-    hn::Store(hn::MulAdd(hn::Set(d, token.kq), delta[v], hn::Load(d, pass.b + at)),
-              d, pass.out + at);
+    delta[v] =
+        hn::Mul(hn::Set(d, token.beta),
+                hn::Sub(hn::Load(d, pass.v + at), hn::Load(d, pass.a + at)));
+    hn::Store(
+        hn::MulAdd(hn::Set(d, token.kq), delta[v], hn::Load(d, pass.b + at)), d,
+        pass.out + at);
     a[v] = b[v] = hn::Zero(d);
   }
   if (!kNext && kKeep == Keep::kNowhere) return;
   float* HWY_RESTRICT state = pass.state + c;
-  S* HWY_RESTRICT to = static_cast<S*>(pass.to) + (kKeep == Keep::kNowhere ? 0 : c);
+  S* HWY_RESTRICT to =
+      static_cast<S*>(pass.to) + (kKeep == Keep::kNowhere ? 0 : c);
   const float* HWY_RESTRICT decay = token.a;
   const float* HWY_RESTRICT k = token.k;
   const float* HWY_RESTRICT ak = kNext ? pass.next->ak : nullptr;

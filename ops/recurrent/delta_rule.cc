@@ -62,8 +62,8 @@ class DeltaDecode {
     if (t == batch.end(unit.sequence)) return;
     char* const out = ElementAt(args_.out, t, unit.head, unit.column);
     if (batch.source(unit.sequence) == spec_.null_slot) {
-      ZeroRows(out, 1,
-               unit.columns * static_cast<int64_t>(SizeOf(spec_.dtype)), 0);
+      ZeroRows(out, 1, unit.columns * static_cast<int64_t>(SizeOf(spec_.dtype)),
+               0);
       return;
     }
     DeltaRuleStep step = {};
@@ -291,8 +291,8 @@ void DeltaRulePlan::ExecuteTokens(const DeltaRuleArgs& args, int64_t sequences,
   } else if (!decode) {
     division.columns = enough ? spec_.dv : DeltaDraftColumns(spec_.dk);
   }
-  const int64_t units = batch.sequences() * spec_.value_heads *
-                        division.blocks();
+  const int64_t units =
+      batch.sequences() * spec_.value_heads * division.blocks();
   // Sequences differ in length, so that prefill has more tasks to level out. In
   // decode the first state of a task was not asked for ahead: eight to a task.
   const int64_t most = std::clamp<int64_t>(units / (8 * executor.num_workers()),
@@ -306,18 +306,16 @@ void DeltaRulePlan::ExecuteTokens(const DeltaRuleArgs& args, int64_t sequences,
       worker.Do(division.At(i), i + 1 < end ? &next : nullptr);
     }
   };
-  ParallelRowRanges(executor, units, cost, most,
-                    [&](int64_t begin, int64_t end) {
-                      if (decode) {
-                        DeltaDecode worker(spec_, kernels_, blocks_, gates_,
-                                           args);
-                        run(worker, begin, end);
-                      } else {
-                        DeltaDrafts worker(spec_, kernels_, blocks_, gates_,
-                                           args);
-                        run(worker, begin, end);
-                      }
-                    });
+  ParallelRowRanges(
+      executor, units, cost, most, [&](int64_t begin, int64_t end) {
+        if (decode) {
+          DeltaDecode worker(spec_, kernels_, blocks_, gates_, args);
+          run(worker, begin, end);
+        } else {
+          DeltaDrafts worker(spec_, kernels_, blocks_, gates_, args);
+          run(worker, begin, end);
+        }
+      });
 }
 
 }  // namespace quern

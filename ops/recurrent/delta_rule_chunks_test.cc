@@ -12,7 +12,7 @@
 #include "quern/core/executor.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/delta_rule_testutil.h"
 #include "quern/ops/recurrent/testing/recurrent_fixture_testutil.h"
 #include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/testing/compare.h"

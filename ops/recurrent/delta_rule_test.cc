@@ -11,7 +11,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/recurrent/delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/delta_rule_testutil.h"
 #include "quern/ops/recurrent/testing/recurrent_fixture_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,12 +15,12 @@
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/causal_conv1d.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/delta_rule_testutil.h"
-#include "quern/ops/recurrent/testing/recurrent_fixture_testutil.h"
 #include "quern/ops/recurrent/sequence_batch.h"
-#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/ops/recurrent/state_update.h"
-#include "quern/ops/recurrent/state_update_testutil.h"
+#include "quern/ops/recurrent/testing/delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/recurrent_fixture_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/state_update_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
@@ -78,11 +79,10 @@ Sequences LastAlone() {
 }
 
 using Codes = std::vector<uint32_t>;
-template <typename Bits>
-Codes Part(const Bits& all, int64_t i, int64_t parts) {
-  const auto size = all.size() / static_cast<size_t>(parts);
-  const auto first = all.begin() + static_cast<int64_t>(size) * i;
-  return Codes(first, first + static_cast<int64_t>(size));
+// The bits of part i of `parts`, which have as many rows each.
+Codes Part(const AnyMatrix& all, int64_t i, int64_t parts) {
+  const int64_t rows = all.view().extent(0) / parts;
+  return all.RowBits(i * rows, rows);
 }
 
 // The drafts have the bits of a decode step for each token, in the outputs and
@@ -91,12 +91,10 @@ Codes Part(const Bits& all, int64_t i, int64_t parts) {
 template <typename Fixture, typename Plan, typename Make>
 void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
                   const Sequences& sequences) {
-  const auto untouched = make(), once = make();
-  // Reading all bits takes longer than what is done with them.
+  const auto untouched = make();
   const auto parts = [](const AnyMatrix& m, int64_t count) {
-    const auto bits = m.bits();
     std::vector<Codes> all;
-    for (int64_t i = 0; i < count; ++i) all.push_back(Part(bits, i, count));
+    for (int64_t i = 0; i < count; ++i) all.push_back(Part(m, i, count));
     return all;
   };
   std::vector<Codes> slots = parts(untouched.state(), kSlots);
@@ -110,12 +108,11 @@ void ExpectDecode(Fixture& fixture, const Plan& plan, const Make& make,
       const auto initial =
           static_cast<uint8_t>(batch.fresh(s) && t == batch.begin(s) ? 0 : 1);
       fixture.Run(plan, data, {{source}, {at, at + 1}, {initial}});
-      rows[static_cast<size_t>(t)] = Part(data.out().bits(), t, kTokens);
+      rows[static_cast<size_t>(t)] = Part(data.out(), t, kTokens);
       if (source == -1) continue;
       const int64_t to = batch.destination(s, t - batch.begin(s), -1);
       if (to == -1) continue;
-      slots[static_cast<size_t>(to)] =
-          Part(data.state().bits(), source, kSlots);
+      slots[static_cast<size_t>(to)] = Part(data.state(), source, kSlots);
     }
   }
   for (const int workers : {1, 64}) {
@@ -171,9 +168,25 @@ TEST_P(DeltaRuleDraftsTest, HaveTheBitsOfDecode) {
   }
 }
 
-// Half of L1 holds fewer than 16 columns of such a state: blocks have 13
-// columns or 4, and the last block has fewer. States without a slot fill their
-// memory.
+// Rows of states that are aligned to cache lines are kept by stores past the
+// caches, also behind a block of columns that is not whole.
+TEST_P(DeltaRuleDraftsTest, InAlignedSlotsHaveTheBitsOfDecode) {
+  TestRng rng;
+  DeltaRuleSpec spec;
+  spec.key_heads = spec.value_heads = 1;
+  spec.dk = 20;
+  for (const int64_t dv : {48, 64}) {
+    SCOPED_TRACE(dv);
+    spec.dv = dv;
+    const auto values = DeltaRuleData::Random(spec, kTokens, kSlots, rng);
+    ExpectDecodeOf(spec, [&] {
+      return DeltaRuleData(spec, kTokens, kSlots, values, /*pad=*/0);
+    });
+  }
+}
+
+// Blocks have 32 columns or 16, and the last has fewer. Memory holds 16 of the
+// 18 tokens of a sequence, or two.
 TEST_P(DeltaRuleDraftsTest, OfLongKeysHaveTheBitsOfDecode) {
   TestRng rng;
   for (const int64_t dk : {300, 1024}) {
@@ -181,7 +194,7 @@ TEST_P(DeltaRuleDraftsTest, OfLongKeysHaveTheBitsOfDecode) {
     DeltaRuleSpec spec;
     spec.key_heads = spec.value_heads = 1;
     spec.dk = dk;
-    spec.dv = dk == 300 ? 15 : 7;
+    spec.dv = dk == 300 ? 35 : 23;
     spec.norm = DeltaNorm::kL2;
     const auto values = DeltaRuleData::Random(spec, kTokens, kSlots, rng);
     ExpectDecode(
@@ -210,6 +223,24 @@ TEST_P(StateUpdateDraftsTest, HaveTheBitsOfDecode) {
       ExpectDecodeOf(
           spec, [&] { return StateUpdateData(spec, kTokens, kSlots, values); });
     }
+  }
+}
+
+// As many columns as registers take at once, twice as many and half as many,
+// in rows that are aligned to cache lines.
+TEST_P(StateUpdateDraftsTest, InAlignedSlotsHaveTheBitsOfDecode) {
+  TestRng rng;
+  for (const int64_t d_state : {64, 128, 256}) {
+    SCOPED_TRACE(d_state);
+    StateUpdateSpec spec;
+    spec.heads = 2;
+    spec.head_dim = 5;
+    spec.d_state = d_state;
+    spec.form = SsmForm::kPerHead;
+    const auto values = StateUpdateData::Random(spec, kTokens, kSlots, rng);
+    ExpectDecodeOf(spec, [&] {
+      return StateUpdateData(spec, kTokens, kSlots, values, /*pad=*/0);
+    });
   }
 }
 
@@ -318,8 +349,7 @@ TEST_P(ConvDraftsTest, WindowsInASlotHaveTheBitsOfDecode) {
     for (int32_t t = 0; t < 8; ++t) {
       if (t >= kept && t < 5) continue;
       Run(plan, decode, {{1}, {t, t + 1}, {}});
-      EXPECT_EQ(Part(drafts.out().bits(), t, 8),
-                Part(decode.out().bits(), t, 8))
+      EXPECT_EQ(Part(drafts.out(), t, 8), Part(decode.out(), t, 8))
           << "token " << t;
     }
     // The third window of the second call is what decode leaves.
@@ -434,6 +464,23 @@ TEST(SequenceBatchDraftsTest, RefusesBadSlots) {
   one.accepted = {2};
   ExpectRefusal(CheckSequences("op", one.batch(), 5, 8, -1),
                 "num_accepted_tokens[0]=2; need 0 <= accepted <= 1");
+}
+
+// 4 (2^62 + 1) and 2 (3 - 2^63) are 4 and 6 modulo 2^64, as many as there are
+// destinations.
+TEST(SequenceBatchDraftsTest, RefusesColumnsWhoseProductWraps) {
+  Sequences s = {{0, 1, 2, 3}, {0, 1, 2, 3, 4}, {}};
+  s.destinations = {4, 5, 6, 7};
+  s.destination_columns = (int64_t{1} << 62) + 1;
+  const auto check = [&] { return CheckSequences("op", s.batch(), 4, 8, -1); };
+  ExpectRefusal(check(),
+                "destination_indices=4; need rows of 4611686018427387905, one "
+                "for each of 4 sequences");
+  s = {{0, 1}, {0, 1, 2}, {}};
+  s.destinations = {2, 3, 4, 5, 6, 7};
+  s.destination_columns = std::numeric_limits<int64_t>::min() + 3;
+  ExpectRefusal(CheckSequences("op", s.batch(), 2, 8, -1),
+                "destination_columns=-9223372036854775805; need");
 }
 
 TEST(SequenceBatchDraftsTest, RefusesListsWithoutMemory) {

@@ -123,8 +123,7 @@ void StateDrafts::Do(const StateUnit& unit, const StateUnit* next) {
 void StateDrafts::AskForTokens(const StateUnit& unit) const {
   const SequenceBatch& batch = args_.batch;
   const int64_t begin = batch.begin(unit.sequence);
-  const int64_t end =
-      std::min(batch.end(unit.sequence), begin + token_count_);
+  const int64_t end = std::min(batch.end(unit.sequence), begin + token_count_);
   const auto bytes = static_cast<size_t>(unit.rows * element_);
   for (int64_t t = begin; t < end; ++t) {
     PrefetchL2(ElementAt(args_.x, t, unit.head, unit.row), bytes);

@@ -70,8 +70,7 @@ class StateDrafts {
 
   void AskForTokens(const StateUnit& unit) const;
   void LoadBc(int64_t group, int64_t first, int64_t count);
-  void SetKeeps(const StateUnit& unit, int64_t first, int64_t count,
-                bool last);
+  void SetKeeps(const StateUnit& unit, int64_t first, int64_t count, bool last);
   void DoTokens(const StateUnit& unit, int64_t first, int64_t count,
                 StateUpdateDrafts& drafts);
 

@@ -53,10 +53,10 @@ struct StateUpdateDrafts {
   const void* from;  // row 0 before the first token
   size_t from_stride;
   const StateKeep* keep;  // of each token; a place may be `from`
-  size_t rows;    // 1 <= rows <= kDraftRows
-  size_t n;       // d_state
-  size_t tokens;  // 1 <= tokens <= kDraftTokens
-  const float* b;  // [tokens, n], rows bc_stride apart, a multiple of 16
+  size_t rows;            // 1 <= rows <= kDraftRows
+  size_t n;               // d_state
+  size_t tokens;          // 1 <= tokens <= kDraftTokens
+  const float* b;         // [tokens, n], rows bc_stride apart, a multiple of 16
   const float* c;
   size_t bc_stride;
   const float* delta;  // [tokens, rows], rows kDraftRows apart

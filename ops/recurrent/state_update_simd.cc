@@ -231,8 +231,8 @@ HWY_INLINE void DraftColumns(const StateUpdateDrafts& drafts,
     HWY_UNROLL(8)
     for (size_t v = 0; v < kVectors; ++v) {
       if (kPerRow) decay = Decay(DF(), hn::Mul(rates[v], delta));
-      const auto next = hn::MulAdd(
-          decay, s[v], hn::Mul(hn::Load(d, b + v * lanes), dx));
+      const auto next =
+          hn::MulAdd(decay, s[v], hn::Mul(hn::Load(d, b + v * lanes), dx));
       // Behind the row, 0 times an infinite dx is NaN.
       const auto in_row =
           kTail ? hn::IfThenElseZero(hn::FirstN(d, n), next) : next;
@@ -311,10 +311,12 @@ void DraftRows(const StateUpdateDrafts& drafts) {
   }
   for (size_t p = 0; p < drafts.rows; ++p) {
     // Integers, because a pointer may not lead out of what was allocated.
-    PrefetchL2(reinterpret_cast<const void*>(
-                   reinterpret_cast<uintptr_t>(static_cast<const S*>(
-                       drafts.from) + p * drafts.from_stride) + kAhead),
-               drafts.n * sizeof(S));
+    PrefetchL2(
+        reinterpret_cast<const void*>(
+            reinterpret_cast<uintptr_t>(static_cast<const S*>(drafts.from) +
+                                        p * drafts.from_stride) +
+            kAhead),
+        drafts.n * sizeof(S));
     row.delta = drafts.delta + p;
     for (size_t t = 0; t < drafts.tokens; ++t) {
       const size_t at = t * kDraftRows + p;

@@ -14,7 +14,7 @@
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/testing/recurrent_fixture_testutil.h"
 #include "quern/ops/recurrent/testing/sequences_testutil.h"
-#include "quern/ops/recurrent/state_update_testutil.h"
+#include "quern/ops/recurrent/testing/state_update_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
