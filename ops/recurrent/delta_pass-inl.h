@@ -37,7 +37,7 @@ HWY_INLINE VF LoadState(const S* s, size_t n) {
   }
 }
 
-// The lines of kAskRows rows of a pass.
+// Asks for the lines that are due in the next kAskRows rows of a pass.
 constexpr size_t kAskRows = 8;
 HWY_NOINLINE void AskAhead(StateAhead& ahead) {
   ahead.share += kAskRows * ahead.lines;
@@ -65,8 +65,8 @@ HWY_INLINE VF Rounded(VF x) {
   }
 }
 
-// What a pass does with the columns from c on, which are kVectors vectors, or n
-// in a vector that is not whole.
+// The first pass on the columns from c on: kVectors whole vectors, or n columns
+// of a vector that is not whole.
 template <typename S, size_t kVectors, bool kTail>
 HWY_INLINE void CopyColumns(const DeltaRulePass& pass, size_t c, size_t n) {
   const DF d;
@@ -101,8 +101,11 @@ HWY_INLINE void CopyColumns(const DeltaRulePass& pass, size_t c, size_t n) {
   }
 }
 
+// Where the state after a token goes beside DeltaRulePass::state.
 enum class Keep { kNowhere, kCached, kStreamed };
 
+// Any other pass on the columns from c on. kNext: there is a token behind this
+// one.
 template <typename S, size_t kVectors, bool kTail, bool kNext, Keep kKeep>
 HWY_INLINE void UpdateColumns(const DeltaRulePass& pass, size_t c, size_t n) {
   const DF d;
@@ -167,9 +170,9 @@ HWY_INLINE void UpdateColumns(const DeltaRulePass& pass, size_t c, size_t n) {
   }
 }
 
-// Calls columns<kVectors, kTail>(c, n) until all columns are taken: four
-// vectors at a time give eight sums, as many as two pipes of multiply-adds with
-// a latency of four cycles need.
+// Two vectors of 16 floats, or four of 8, are a block of kPassColumns. Four
+// sums in flight or more hide the latency of a multiply-add behind the four
+// multiplications that each vector takes.
 template <typename S, bool kNext, Keep kKeep>
 void UpdateAll(const DeltaRulePass& pass) {
   const size_t lanes = hn::Lanes(DF());
