@@ -93,8 +93,8 @@ struct DeltaRuleArgs {
 
 class DeltaRulePlan {
  public:
-  // Vectors of dk elements lie on the stack: five of them are 20 KiB. A sequence
-  // of several tokens that goes token by token takes 104 KiB of it.
+  // Vectors of dk elements lie on the stack: five of them are 20 KiB. A
+  // sequence of several tokens that goes token by token takes 104 KiB of it.
   static constexpr int64_t kMaxDk = 1024;
   static constexpr int64_t kMaxChunk = 128;
   // A sequence with this many tokens in a call, or more, goes by chunks.
