@@ -117,10 +117,11 @@ class AnyMatrix {
     });
     return values;
   }
-  std::vector<uint32_t> bits() const {
+  std::vector<uint32_t> bits() const { return RowBits(0, view().extent(0)); }
+  std::vector<uint32_t> RowBits(int64_t first, int64_t rows) const {
     std::vector<uint32_t> bits;
-    Visit([&bits](auto view) {
-      for (int64_t r = 0; r < view.extent(0); ++r) {
+    Visit([&](auto view) {
+      for (int64_t r = first; r < first + rows; ++r) {
         for (int64_t c = 0; c < view.extent(1); ++c) {
           bits.push_back(BitsOf(*view.At(r, c)));
         }

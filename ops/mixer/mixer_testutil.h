@@ -24,7 +24,7 @@
 #include "quern/ops/mixer/judge_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/reference_mixers_testutil.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"

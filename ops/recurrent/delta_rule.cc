@@ -12,9 +12,9 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/threads/parallel_rows.h"
 #include "quern/core/workspace.h"
-#include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/chunked_sequences.h"
 #include "quern/ops/recurrent/delta_chunks.h"
+#include "quern/ops/recurrent/delta_drafts.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -26,131 +26,84 @@ constexpr char kOp[] = "delta_rule";
 // in L1: 32 KiB of f32 at dk = 128.
 constexpr int64_t kNarrow = 64;
 
-// Floats of a block of drafts: half of L1, as a token reads one and writes one.
-constexpr int64_t kDraftFloats = 4096;
-
 constexpr int64_t kScratch = DeltaRulePlan::kMaxDk;
 static_assert(kScratch % static_cast<int64_t>(kRowBlock) == 0 &&
                   kDeltaColumns == kRowBlock,
               "whole blocks");
 
-// All tokens of a sequence, on some columns of a head: a unit of work.
-struct Unit {
-  int64_t sequence, head, column, columns;
-};
-
 // How a call is divided: units are columns within heads within sequences.
 struct Division {
   int64_t heads, dv, columns;
   int64_t blocks() const { return DivCeil(dv, columns); }
-  Unit At(int64_t unit) const {
+  DeltaUnit At(int64_t unit) const {
     const int64_t column = unit % blocks() * columns;
     return {unit / blocks() / heads, unit / blocks() % heads, column,
             std::min(columns, dv - column)};
   }
 };
 
-class Run {
+// Sequences of one token, each in its slot.
+class DeltaDecode {
  public:
-  Run(const DeltaRuleSpec& spec, const DeltaRuleKernels& kernels,
-      const RowBlockKernels& blocks, const RowBlockKernels& gates,
-      const DeltaRuleArgs& args)
+  DeltaDecode(const DeltaRuleSpec& spec, const DeltaRuleKernels& kernels,
+              const RowBlockKernels& blocks, const RowBlockKernels& gates,
+              const DeltaRuleArgs& args)
       : spec_(spec),
         kernels_(kernels),
         blocks_(blocks),
         gates_(gates),
         args_(args),
-        element_(SizeOf(spec.dtype)),
-        state_element_(SizeOf(spec.state_dtype)) {}
+        token_{q_, k_, a_, ak_, aq_, 0.0f, 0.0f} {}
 
   // next: the unit after this one, or null.
-  void Do(const Unit& unit, const Unit* next) {
+  void Do(const DeltaUnit& unit, const DeltaUnit* next) {
     const SequenceBatch& batch = args_.batch;
-    const int64_t begin = batch.begin(unit.sequence);
-    const int64_t end = batch.end(unit.sequence);
+    const int64_t t = batch.begin(unit.sequence);
+    if (t == batch.end(unit.sequence)) return;
+    char* const out = ElementAt(args_.out, t, unit.head, unit.column);
     if (batch.source(unit.sequence) == spec_.null_slot) {
-      for (int64_t t = begin; t < end; ++t) {
-        ZeroRows(ElementAt(args_.out, t, unit.head, unit.column), 1,
-                 unit.columns * static_cast<int64_t>(element_), 0);
-      }
+      ZeroRows(out, 1, unit.columns * static_cast<int64_t>(SizeOf(spec_.dtype)),
+               0);
       return;
     }
-    if (begin == end) return;
     DeltaRuleStep step = {};
-    const auto stride = static_cast<size_t>(RowStride(args_.state));
-    step.to = StateOf(unit, batch.source(unit.sequence));
-    step.to_stride = step.next_stride = stride;
+    const int64_t stride = RowStride(args_.state);
+    step.to = StateOf(unit);
+    step.from = step.to;
+    step.to_stride = static_cast<size_t>(stride);
+    step.from_stride = step.next_stride = step.to_stride;
     step.rows = static_cast<size_t>(spec_.dk);
     step.columns = static_cast<size_t>(unit.columns);
     step.v = v_;
     step.out = out_;
-    const bool fresh = batch.fresh(unit.sequence);
-    for (int64_t t = begin; t < end; ++t) {
-      step.from = step.to, step.from_stride = step.to_stride;
-      if (batch.drafts()) SetDestination(unit, t - begin, step);
-      if (t == begin && fresh) {
-        const auto element = static_cast<int64_t>(state_element_);
-        ZeroRows(static_cast<char*>(step.to), spec_.dk, unit.columns * element,
-                 static_cast<int64_t>(step.to_stride) * element);
-        step.from = step.to, step.from_stride = step.to_stride;
-      }
-      if (t + 1 == end) step.next = NextState(unit, next);
-      DoToken(unit, t, step);
+    step.next = NextState(unit, next);
+    if (batch.fresh(unit.sequence)) {
+      const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
+      ZeroRows(static_cast<char*>(step.to), spec_.dk, unit.columns * element,
+               stride * element);
     }
-  }
-
- private:
-  void* StateOf(const Unit& unit, int64_t slot) const {
-    return ElementAt(args_.state, slot, unit.head, 0, unit.column);
-  }
-
-  // Where token i of the sequence leaves its state: in its slot, or in kept_.
-  void SetDestination(const Unit& unit, int64_t i, DeltaRuleStep& step) {
-    const int64_t slot =
-        args_.batch.destination(unit.sequence, i, spec_.null_slot);
-    const bool kept = slot != spec_.null_slot;
-    step.to = kept ? StateOf(unit, slot) : kept_;
-    step.to_stride = kept ? step.next_stride : step.columns;
-  }
-
-  // The state of the next unit where it is read, and has the shape of this one.
-  const void* NextState(const Unit& unit, const Unit* next) const {
-    if (next == nullptr || next->columns != unit.columns) return nullptr;
-    const int64_t slot = args_.batch.source(next->sequence);
-    if (slot == spec_.null_slot ||
-        args_.batch.begin(next->sequence) == args_.batch.end(next->sequence)) {
-      return nullptr;
-    }
-    return StateOf(*next, slot);
-  }
-
-  void Prepare(const Unit& unit, int64_t t) {
-    const int64_t key_head = unit.head / (spec_.value_heads / spec_.key_heads);
-    LoadRow(blocks_, ElementAt(args_.q, t, key_head), spec_.dk, element_, q_);
-    LoadRow(blocks_, ElementAt(args_.k, t, key_head), spec_.dk, element_, k_);
-    token_ = {q_, k_, a_, ak_, aq_, 0.0f, 0.0f};
-    token_.beta = NumberAt(args_.beta, t, unit.head);
-    const bool per_channel = spec_.decay == DeltaDecay::kPerChannel;
-    const char* const at = ElementAt(args_.g, t, unit.head);
-    const auto* g = reinterpret_cast<const float*>(at);
-    if (spec_.g_dtype != DType::kF32) {
-      LoadRow(gates_, at, per_channel ? spec_.dk : 1, SizeOf(spec_.g_dtype),
-              a_);
-      g = a_;  // where the decay of each g takes its place
-    }
-    DeltaRuleNorm norm = {spec_.norm == DeltaNorm::kL2, spec_.norm_eps,
-                          spec_.scale};
-    kernels_.prepare(g, per_channel, static_cast<size_t>(spec_.dk), norm,
-                     token_);
-  }
-
-  void DoToken(const Unit& unit, int64_t t, const DeltaRuleStep& step) {
-    Prepare(unit, t);
+    PrepareDeltaToken(spec_, kernels_, blocks_, gates_, args_, t, unit.head,
+                      token_);
     blocks_.load(ElementAt(args_.v, t, unit.head, unit.column), step.columns,
                  v_);
     kernels_.step(token_, step);
-    blocks_.store(out_, step.columns, /*stream=*/false,
-                  ElementAt(args_.out, t, unit.head, unit.column));
+    blocks_.store(out_, step.columns, /*stream=*/false, out);
+  }
+
+ private:
+  void* StateOf(const DeltaUnit& unit) const {
+    return ElementAt(args_.state, args_.batch.source(unit.sequence), unit.head,
+                     0, unit.column);
+  }
+
+  // The state of the next unit where it is read, and has the shape of this one.
+  const void* NextState(const DeltaUnit& unit, const DeltaUnit* next) const {
+    if (next == nullptr || next->columns != unit.columns) return nullptr;
+    if (args_.batch.source(next->sequence) == spec_.null_slot ||
+        args_.batch.begin(next->sequence) == args_.batch.end(next->sequence)) {
+      return nullptr;
+    }
+    return StateOf(*next);
   }
 
   const DeltaRuleSpec& spec_;
@@ -158,9 +111,7 @@ class Run {
   const RowBlockKernels& blocks_;
   const RowBlockKernels& gates_;
   const DeltaRuleArgs& args_;
-  const size_t element_;
-  const size_t state_element_;
-  DeltaRuleToken token_ = {};
+  DeltaRuleToken token_;
   alignas(64) float q_[kScratch];
   alignas(64) float k_[kScratch];
   alignas(64) float a_[kScratch];
@@ -168,7 +119,6 @@ class Run {
   alignas(64) float aq_[kScratch];
   alignas(64) float v_[kDeltaColumns];
   alignas(64) float out_[kDeltaColumns];
-  alignas(64) float kept_[kDraftFloats];  // a state that has no slot
 };
 
 }  // namespace
@@ -328,37 +278,44 @@ void DeltaRulePlan::ExecuteChunks(const DeltaRuleArgs& args, int64_t* chunked,
 
 void DeltaRulePlan::ExecuteTokens(const DeltaRuleArgs& args, int64_t sequences,
                                   int64_t tokens, Executor& executor) const {
-  const bool decode = tokens <= sequences;
+  const SequenceBatch& batch = args.batch;
+  bool decode = !batch.drafts();
+  for (int64_t s = 0; decode && s < batch.sequences(); ++s) {
+    decode = batch.end(s) - batch.begin(s) <= 1 || Chunked(batch, s);
+  }
   const bool enough =
       sequences * spec_.value_heads >= 4 * executor.num_workers();
   Division division = {spec_.value_heads, spec_.dv, kNarrow};
   if (decode && enough) {
     division.columns = static_cast<int64_t>(kDeltaColumns);
-  }
-  if (args.batch.drafts()) {
-    const int64_t most = kDraftFloats / spec_.dk;
-    division.columns = std::min(kNarrow, most < 16 ? most : most / 16 * 16);
+  } else if (!decode) {
+    division.columns = enough ? spec_.dv : DeltaDraftColumns(spec_.dk);
   }
   const int64_t units =
-      args.batch.sequences() * spec_.value_heads * division.blocks();
+      batch.sequences() * spec_.value_heads * division.blocks();
   // Sequences differ in length, so that prefill has more tasks to level out. In
   // decode the first state of a task was not asked for ahead: eight to a task.
-  const int64_t most =
-      decode ? std::clamp<int64_t>(units / (8 * executor.num_workers()), 1, 4)
-             : 32;
+  const int64_t most = std::clamp<int64_t>(units / (8 * executor.num_workers()),
+                                           1, decode ? 4 : 32);
   const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
                        spec_.dk * std::min(division.columns, spec_.dv);
-  ParallelRowRanges(executor, units, cost, most,
-                    [&](int64_t begin, int64_t end) {
-                      Run run(spec_, kernels_, blocks_, gates_, args);
-                      for (int64_t i = begin; i < end; ++i) {
-                        if (Chunked(args.batch, division.At(i).sequence)) {
-                          continue;
-                        }
-                        const Unit next = division.At(std::min(i + 1, end - 1));
-                        run.Do(division.At(i), i + 1 < end ? &next : nullptr);
-                      }
-                    });
+  const auto run = [&](auto& worker, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (Chunked(batch, division.At(i).sequence)) continue;
+      const DeltaUnit next = division.At(std::min(i + 1, end - 1));
+      worker.Do(division.At(i), i + 1 < end ? &next : nullptr);
+    }
+  };
+  ParallelRowRanges(
+      executor, units, cost, most, [&](int64_t begin, int64_t end) {
+        if (decode) {
+          DeltaDecode worker(spec_, kernels_, blocks_, gates_, args);
+          run(worker, begin, end);
+        } else {
+          DeltaDrafts worker(spec_, kernels_, blocks_, gates_, args);
+          run(worker, begin, end);
+        }
+      });
 }
 
 }  // namespace quern

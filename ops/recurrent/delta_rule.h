@@ -93,7 +93,8 @@ struct DeltaRuleArgs {
 
 class DeltaRulePlan {
  public:
-  // Vectors of dk elements lie on the stack: five of them are 20 KiB.
+  // Vectors of dk elements lie on the stack: five of them are 20 KiB. A
+  // sequence of several tokens that goes token by token takes 104 KiB of it.
   static constexpr int64_t kMaxDk = 1024;
   static constexpr int64_t kMaxChunk = 128;
   // A sequence with this many tokens in a call, or more, goes by chunks.
@@ -138,11 +139,13 @@ class DeltaRulePlan {
   // neither on this division nor on the other sequences of the call. Cost: in
   // decode one read and one write of each state, at the rate of memory; by
   // chunks of C tokens 3 dk dv + C (dk + dv) multiply-adds for each token and
-  // value head. Drafts read the state once and write those that are kept; what
-  // is between them stays in L1. So where memory is the limit n kept states
-  // take (1 + n) / 2 of the time of a decode step, and up to (1 + 2 n) / 2
-  // where a write first reads its lines. Drafts that keep one state cost a
-  // decode step until the arithmetic of their tokens takes longer.
+  // value head. Drafts, and other sequences of several tokens, read the state
+  // once and write those that are kept; what is between them stays in L1, and
+  // each token takes four multiplications for each element of the state. So
+  // where memory is the limit n kept states take (1 + n) / 2 of the time of a
+  // decode step. States of f32 whose rows are aligned to 64 bytes go past the
+  // caches, unless to the slot that was read; others take up to (1 + 2 n) / 2,
+  // because a write first reads its lines.
   void Execute(const DeltaRuleArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

@@ -8,9 +8,9 @@
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/delta_rule_testutil.h"
 #include "quern/ops/recurrent/gated_delta_rule.h"
 #include "quern/ops/recurrent/sequence_batch.h"
+#include "quern/ops/recurrent/testing/delta_rule_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 

@@ -9,6 +9,7 @@
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quern/ops/recurrent/decay-inl.h"
+#include "quern/ops/recurrent/delta_pass-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,9 +17,6 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using DF = hn::CappedTag<float, 64>;
-using VF = hn::Vec<DF>;
 
 // x[i] *= factor, up to the end of the last vector.
 HWY_INLINE void Scale(float factor, size_t n, float* x) {
@@ -63,16 +61,6 @@ void Prepare(const float* g, bool g_per_row, size_t dk,
     hn::Store(a, d, token.a + i);
     hn::Store(hn::Mul(a, hn::Load(d, token.k + i)), d, token.ak + i);
     hn::Store(hn::Mul(a, hn::Load(d, token.q + i)), d, token.aq + i);
-  }
-}
-
-template <bool kTail, typename S>
-HWY_INLINE VF LoadState(const S* s, size_t n) {
-  if constexpr (kTail) {
-    return LoadNF32(DF(), s, n);
-  } else {
-    (void)n;
-    return LoadF32(DF(), s);
   }
 }
 
@@ -207,12 +195,17 @@ void Step(const DeltaRuleToken& token, const DeltaRuleStep& step) {
   }
 }
 
+void Flush() { hwy::FlushStream(); }
+
 DeltaRuleKernels GetKernels(DType state) {
   DeltaRuleKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.prepare = &Prepare;
   kernels.step =
       WithFloatType(state, [](auto type) { return &Step<decltype(type)>; });
+  kernels.pass =
+      WithFloatType(state, [](auto type) { return &Pass<decltype(type)>; });
+  kernels.flush = &Flush;
   return kernels;
 }
 

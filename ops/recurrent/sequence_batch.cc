@@ -1,7 +1,9 @@
 #include "quern/ops/recurrent/sequence_batch.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "quern/core/algorithms/distinct.h"
@@ -64,12 +66,21 @@ absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
   return absl::OkStatus();
 }
 
-// A list of the batch that may be left out has as many numbers as it needs.
+// A list of the batch that may be left out has `columns` >= 1 numbers for each
+// sequence.
 absl::Status CheckCount(absl::string_view op, absl::string_view field,
                         const SequenceBatch& batch, int64_t size,
                         int64_t columns) {
-  if (size == 0 || size == batch.sequences() * columns) return absl::OkStatus();
-  return CheckEqual(op, field, size, batch.sequences() * columns,
+  const int64_t sequences = batch.sequences();
+  // Divided, because a product may exceed 2^63.
+  if (size == 0 || (size % columns == 0 && size / columns == sequences)) {
+    return absl::OkStatus();
+  }
+  if (sequences > std::numeric_limits<int64_t>::max() / columns) {
+    return InvalidArgument(op, field, "=", size, "; need rows of ", columns,
+                           ", one for each of ", sequences, " sequences");
+  }
+  return CheckEqual(op, field, size, sequences * columns,
                     absl::StrCat(batch.indices_name, " has sequences"));
 }
 
@@ -101,6 +112,7 @@ class DraftSlots {
                      : batch.columns) {}
 
   int64_t columns() const { return columns_; }
+  // The lists of the batch have so many numbers, so the product is one.
   int64_t size() const { return batch_.sequences() * columns_; }
   int64_t tokens(int64_t s) const { return batch_.end(s) - batch_.begin(s); }
   bool used(int64_t s) const {
@@ -196,10 +208,14 @@ absl::Status CheckDrafts(absl::string_view op, const SequenceBatch& batch,
                          int64_t slots, int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(
       CheckMemory(op, batch.indices_name, batch.state_indices));
+  if (batch.destination_indices.size() > 0) {
+    QUERN_RETURN_IF_ERROR(
+        CheckAtLeast(op, "destination_columns", batch.destination_columns, 1));
+  }
   const DraftSlots drafts(batch, null_slot);
-  QUERN_RETURN_IF_ERROR(CheckCount(op, batch.destinations_name, batch,
-                                   batch.destination_indices.size(),
-                                   batch.destination_columns));
+  QUERN_RETURN_IF_ERROR(CheckCount(
+      op, batch.destinations_name, batch, batch.destination_indices.size(),
+      std::max<int64_t>(batch.destination_columns, 1)));
   QUERN_RETURN_IF_ERROR(
       CheckMemory(op, batch.destinations_name, batch.destination_indices));
   QUERN_RETURN_IF_ERROR(CheckDraftRange(op, batch, drafts, slots, null_slot));

@@ -13,6 +13,7 @@
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/chunked_sequences.h"
 #include "quern/ops/recurrent/state_chunks.h"
+#include "quern/ops/recurrent/state_drafts.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -25,46 +26,34 @@ constexpr int64_t kMostRows = static_cast<int64_t>(kStateRows);
 constexpr int64_t kFewRows = 64;
 static_assert(kStateRows == kRowBlock && kFewRows % 16 == 0, "whole blocks");
 
-// Floats of a block of drafts: half of L1, as a token reads one and writes one.
-constexpr int64_t kDraftFloats = 4096;
-static_assert(kDraftFloats >= StateUpdatePlan::kMaxState, "a row or more");
-
-// All tokens of a sequence, on some rows of a head: a unit of work.
-struct Unit {
-  int64_t sequence, head, row, rows;
-};
-
-class Run {
+// Sequences of one token, each in its slot.
+class StateDecode {
  public:
-  Run(const StateUpdateSpec& spec, const StateUpdateKernels& kernels,
-      const RowBlockKernels& blocks, const RowBlockKernels& bc_blocks,
-      const StateUpdateArgs& args)
+  StateDecode(const StateUpdateSpec& spec, const StateUpdateKernels& kernels,
+              const RowBlockKernels& blocks, const RowBlockKernels& bc_blocks,
+              const StateUpdateArgs& args)
       : spec_(spec),
         kernels_(kernels),
         blocks_(blocks),
         bc_blocks_(bc_blocks),
-        args_(args),
-        element_(SizeOf(spec.dtype)) {
-    std::fill(std::begin(d_), std::end(d_), 0.0f);
-    std::fill(std::begin(bias_), std::end(bias_), 0.0f);
-  }
+        args_(args) {}
 
-  void Do(const Unit& unit) {
+  void Do(const StateUnit& unit) {
     const SequenceBatch& batch = args_.batch;
-    const int64_t begin = batch.begin(unit.sequence);
-    const int64_t end = batch.end(unit.sequence);
+    const int64_t t = batch.begin(unit.sequence);
+    if (t == batch.end(unit.sequence)) return;
+    char* const out = ElementAt(args_.out, t, unit.head, unit.row);
     const int64_t slot = batch.source(unit.sequence);
     if (slot == spec_.null_slot) {
-      for (int64_t t = begin; t < end; ++t) {
-        ZeroRows(ElementAt(args_.out, t, unit.head, unit.row), 1,
-                 unit.rows * static_cast<int64_t>(element_), 0);
-      }
+      ZeroRows(out, 1, unit.rows * static_cast<int64_t>(SizeOf(spec_.dtype)),
+               0);
       return;
     }
-    if (begin == end) return;
     StateUpdateStep step = {};
     step.to = ElementAt(args_.state, slot, unit.head, unit.row);
+    step.from = step.to;
     step.to_stride = static_cast<size_t>(RowStride(args_.state));
+    step.from_stride = step.to_stride;
     step.rows = static_cast<size_t>(unit.rows);
     step.n = static_cast<size_t>(spec_.d_state);
     step.b = b_;
@@ -72,103 +61,45 @@ class Run {
     step.delta = delta_;
     step.x = x_;
     step.y = y_;
-    LoadHead(unit, step);
-    for (int64_t t = begin; t < end; ++t) {
-      step.from = step.to, step.from_stride = step.to_stride;
-      if (batch.drafts()) SetDestination(unit, t - begin, step);
-      if (t == begin && batch.fresh(unit.sequence)) {
-        const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
-        const auto stride = static_cast<int64_t>(step.to_stride) * element;
-        ZeroRows(static_cast<char*>(step.to), unit.rows,
-                 spec_.d_state * element, stride);
-        step.from = step.to, step.from_stride = step.to_stride;
-      }
-      DoToken(unit, t, step);
+    step.a_head = head_.Load(spec_, args_, unit);
+    step.a = head_.a();
+    step.a_stride = head_.a_stride();
+    if (batch.fresh(unit.sequence)) {
+      const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
+      ZeroRows(static_cast<char*>(step.to), unit.rows, spec_.d_state * element,
+               RowStride(args_.state) * element);
     }
-  }
-
- private:
-  // The numbers of kPerRow from row on, or that of kPerHead for each row.
-  void LoadPerRow(const AnyTensorView& v, const Unit& unit, float* to) const {
-    if (v.rank() == 0) return;
-    const auto* from = reinterpret_cast<const float*>(
-        ElementAt(v, unit.head, v.rank() == 2 ? unit.row : 0));
-    if (v.rank() == 2) {
-      std::copy(from, from + unit.rows, to);
-    } else {
-      std::fill(to, to + kStateRows, *from);
-    }
-  }
-
-  // Where token i of the sequence leaves its state: in its slot, or in kept_.
-  void SetDestination(const Unit& unit, int64_t i, StateUpdateStep& step) {
-    const auto slot =
-        args_.batch.destination(unit.sequence, i, spec_.null_slot);
-    const bool kept = slot != spec_.null_slot;
-    step.to = kept ? ElementAt(args_.state, slot, unit.head, unit.row)
-                   : static_cast<void*>(kept_);
-    step.to_stride =
-        kept ? static_cast<size_t>(RowStride(args_.state)) : step.n;
-  }
-
-  // What a head has for all tokens.
-  void LoadHead(const Unit& unit, StateUpdateStep& step) {
-    LoadPerRow(args_.d, unit, d_);
-    LoadPerRow(args_.dt_bias, unit, bias_);
-    const char* const a = ElementAt(
-        args_.a, unit.head, spec_.form == SsmForm::kPerRow ? unit.row : 0);
-    if (spec_.form == SsmForm::kPerRow) {
-      step.a = reinterpret_cast<const float*>(a);
-      step.a_stride = static_cast<size_t>(RowStride(args_.a));
-    } else {
-      step.a_head = *reinterpret_cast<const float*>(a);
-    }
-  }
-
-  void DoToken(const Unit& unit, int64_t t, const StateUpdateStep& step) {
     const int64_t group = unit.head / (spec_.heads / spec_.groups);
-    const size_t rows = step.rows;
     const size_t element = SizeOf(spec_.BcDType());
     LoadRow(bc_blocks_, ElementAt(args_.b, t, group), spec_.d_state, element,
             b_);
     LoadRow(bc_blocks_, ElementAt(args_.c, t, group), spec_.d_state, element,
             c_);
-    blocks_.load(ElementAt(args_.x, t, unit.head, unit.row), rows, x_);
-    const bool softplus = spec_.delta == SsmDelta::kSoftplus;
-    if (spec_.form == SsmForm::kPerRow) {
-      blocks_.load(ElementAt(args_.dt, t, unit.head, unit.row), rows, delta_);
-      kernels_.delta(delta_, bias_, softplus, rows, delta_);
-    } else {
-      blocks_.load(ElementAt(args_.dt, t, unit.head), 1, delta_);
-      kernels_.delta(delta_, bias_, softplus, 1, delta_);
-      std::fill(delta_ + 1, delta_ + rows, delta_[0]);
-    }
+    LoadStateToken(spec_, kernels_, blocks_, args_, t, unit, head_.bias(), x_,
+                   delta_);
     kernels_.step(step);
     const bool gated = args_.z.rank() != 0;
     if (gated) {
-      blocks_.load(ElementAt(args_.z, t, unit.head, unit.row), rows, z_);
+      blocks_.load(ElementAt(args_.z, t, unit.head, unit.row), step.rows, z_);
     }
-    kernels_.finish(d_, x_, gated ? z_ : nullptr, rows, y_);
-    blocks_.store(y_, rows, /*stream=*/false,
-                  ElementAt(args_.out, t, unit.head, unit.row));
+    kernels_.finish(head_.d(), x_, gated ? z_ : nullptr, step.rows, y_);
+    blocks_.store(y_, step.rows, /*stream=*/false, out);
   }
 
+ private:
   const StateUpdateSpec& spec_;
   const StateUpdateKernels& kernels_;
   const RowBlockKernels& blocks_;
   const RowBlockKernels& bc_blocks_;
   const StateUpdateArgs& args_;
-  const size_t element_;
+  StateHead head_;
   alignas(64) float b_[StateUpdatePlan::kMaxState];
   alignas(64) float c_[StateUpdatePlan::kMaxState];
   // What follows the rows of a block is computed on.
   alignas(64) float x_[kStateRows] = {};
   alignas(64) float z_[kStateRows] = {};
-  alignas(64) float d_[kStateRows];
-  alignas(64) float bias_[kStateRows];
   alignas(64) float delta_[kStateRows] = {};
   alignas(64) float y_[kStateRows] = {};
-  alignas(64) float kept_[kDraftFloats];  // a state that has no slot
 };
 
 }  // namespace
@@ -360,29 +291,43 @@ void StateUpdatePlan::ExecuteChunks(const StateUpdateArgs& args,
 void StateUpdatePlan::ExecuteTokens(const StateUpdateArgs& args,
                                     int64_t sequences, int64_t tokens,
                                     Executor& executor) const {
+  const SequenceBatch& batch = args.batch;
+  bool decode = !batch.drafts();
+  for (int64_t s = 0; decode && s < batch.sequences(); ++s) {
+    decode = batch.end(s) - batch.begin(s) <= 1 || Chunked(batch, s);
+  }
   const bool enough =
       sequences * spec_.heads * DivCeil(spec_.head_dim, kMostRows) >=
       4 * executor.num_workers();
   int64_t rows = enough ? kMostRows : kFewRows;
-  if (args.batch.drafts()) {
-    rows = std::min(kFewRows, kDraftFloats / spec_.d_state);
-  }
+  if (!decode) rows = StateDraftRows(spec_.d_state);
   const int64_t blocks = DivCeil(spec_.head_dim, rows);
-  const int64_t units = args.batch.sequences() * spec_.heads * blocks;
+  const int64_t units = batch.sequences() * spec_.heads * blocks;
   // Sequences differ in length, so that prefill has more tasks to level out.
   const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
                        spec_.d_state * std::min(rows, spec_.head_dim);
-  ParallelRowRanges(executor, units, cost, tokens <= sequences ? 4 : 32,
-                    [&](int64_t begin, int64_t end) {
-                      Run run(spec_, kernels_, blocks_, bc_blocks_, args);
-                      for (int64_t i = begin; i < end; ++i) {
-                        const int64_t row = i % blocks * rows;
-                        const int64_t sequence = i / blocks / spec_.heads;
-                        if (Chunked(args.batch, sequence)) continue;
-                        run.Do({sequence, i / blocks % spec_.heads, row,
-                                std::min(rows, spec_.head_dim - row)});
-                      }
-                    });
+  const auto at = [&](int64_t i) {
+    const int64_t row = i % blocks * rows;
+    return StateUnit{i / blocks / spec_.heads, i / blocks % spec_.heads, row,
+                     std::min(rows, spec_.head_dim - row)};
+  };
+  ParallelRowRanges(
+      executor, units, cost, tokens <= sequences ? 4 : 32,
+      [&](int64_t begin, int64_t end) {
+        if (decode) {
+          StateDecode worker(spec_, kernels_, blocks_, bc_blocks_, args);
+          for (int64_t i = begin; i < end; ++i) {
+            if (!Chunked(batch, at(i).sequence)) worker.Do(at(i));
+          }
+          return;
+        }
+        StateDrafts worker(spec_, kernels_, blocks_, bc_blocks_, args);
+        for (int64_t i = begin; i < end; ++i) {
+          if (Chunked(batch, at(i).sequence)) continue;
+          const StateUnit next = at(std::min(i + 1, end - 1));
+          worker.Do(at(i), i + 1 < end ? &next : nullptr);
+        }
+      });
 }
 
 }  // namespace quern

@@ -135,9 +135,11 @@ class StateUpdatePlan {
   // of that, nor on the other sequences of the call. Cost: in decode one read
   // and one write of each state, at the rate of memory; by chunks of C tokens 2
   // head_dim d_state + C head_dim / 2 multiply-adds for each token and head,
-  // and C d_state / 2 for each token and group, or for every few heads. Drafts
-  // that keep n states cost (1 + n) / 2 to (1 + 2 n) / 2 decode steps where
-  // memory is the limit, as in delta_rule.h.
+  // and C d_state / 2 for each token and group, or for every few heads. Drafts,
+  // and other sequences of several tokens, take three multiplications for each
+  // token and element of the state, which stays in registers, and 80 KiB of the
+  // stack. Where memory is the limit, those that keep n states cost (1 + n) / 2
+  // to (1 + 2 n) / 2 decode steps, as in delta_rule.h.
   void Execute(const StateUpdateArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

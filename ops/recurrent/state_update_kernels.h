@@ -36,12 +36,45 @@ struct StateUpdateStep {
   float* y;  // [rows]: sum over n of s[p, n] c[n]
 };
 
+// Rows of a state, and tokens, that one call of `drafts` takes at most.
+inline constexpr size_t kDraftRows = 64;
+inline constexpr size_t kDraftTokens = 16;
+
+// Where a token leaves its state: row 0, or null where no one keeps it.
+struct StateKeep {
+  void* to;
+  size_t stride;
+  bool stream;  // past the caches: all rows are aligned to 64 bytes
+};
+
+// Several tokens' steps on a block of rows of a head. A row stays in registers,
+// some columns at a time, from the first token to the last.
+struct StateUpdateDrafts {
+  const void* from;  // row 0 before the first token
+  size_t from_stride;
+  const StateKeep* keep;  // of each token; a place may be `from`
+  size_t rows;            // 1 <= rows <= kDraftRows
+  size_t n;               // d_state
+  size_t tokens;          // 1 <= tokens <= kDraftTokens
+  const float* b;         // [tokens, n], rows bc_stride apart, a multiple of 16
+  const float* c;
+  size_t bc_stride;
+  const float* delta;  // [tokens, rows], rows kDraftRows apart
+  const float* x;
+  const float* a;  // as in StateUpdateStep
+  size_t a_stride;
+  float a_head;
+  float* y;  // [tokens, rows], rows kDraftRows apart
+};
+
 struct StateUpdateKernels {
   const char* target;
   // delta[i] = ln(1 + e^(dt[i] + bias[i])), or the sum alone
   void (*delta)(const float* dt, const float* bias, bool softplus, size_t rows,
                 float* delta);
   void (*step)(const StateUpdateStep& step);
+  void (*drafts)(const StateUpdateDrafts& drafts);
+  void (*flush)();  // behind drafts that stream
   // y[i] = y[i] + d[i] x[i], times silu(z[i]) unless z is null
   void (*finish)(const float* d, const float* x, const float* z, size_t rows,
                  float* y);

@@ -166,12 +166,195 @@ void Step(const StateUpdateStep& step) {
   }
 }
 
+// x as a state of S holds it.
+template <typename S>
+HWY_INLINE VF Rounded(VF x) {
+  const DF d;
+  if constexpr (hwy::IsSame<S, float>()) {
+    return x;
+  } else {
+    return DecodeCodes<S>(d, EncodeCodes<S>(d, x));
+  }
+}
+
+template <typename S>
+HWY_INLINE void Keep(VF x, bool stream, S* to) {
+  if constexpr (hwy::IsSame<S, float>()) {
+    if (stream) return hn::Stream(x, DF(), to);
+  }
+  StoreF32(x, DF(), to);
+}
+
+// What the tokens have for one row. Vectors 2 t and 2 t + 1 of `sums` are the
+// two sums of token t, as in UpdateRow.
+struct DraftRow {
+  const float* decay;  // of each token
+  const float* dx;     // of each token
+  const float* delta;  // of each token, kDraftRows apart
+  const float* a;
+  float* sums;
+};
+
+// kVectors vectors of row p from column i on, or n < lanes columns. kAll: the
+// row has no others, and vector 2 t of row.sums becomes the sum of token t's
+// two.
+template <bool kPerRow, size_t kVectors, bool kTail, bool kAll, typename S>
+HWY_INLINE void DraftColumns(const StateUpdateDrafts& drafts,
+                             const DraftRow& row, size_t p, size_t i,
+                             size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  VF s[kVectors], rates[kVectors];
+  const S* const from =
+      static_cast<const S*>(drafts.from) + p * drafts.from_stride + i;
+  HWY_UNROLL(8)
+  for (size_t v = 0; v < kVectors; ++v) {
+    if constexpr (kTail) {
+      s[v] = LoadNF32(d, from + v * lanes, n);
+      if (kPerRow) rates[v] = hn::LoadN(d, row.a + i + v * lanes, n);
+    } else {
+      s[v] = LoadF32(d, from + v * lanes);
+      if (kPerRow) rates[v] = hn::LoadU(d, row.a + i + v * lanes);
+    }
+  }
+  const float* HWY_RESTRICT b = drafts.b + i;
+  const float* HWY_RESTRICT c = drafts.c + i;
+  const size_t bc_stride = drafts.bc_stride;
+  for (size_t t = 0; t < drafts.tokens; ++t) {
+    float* const at = row.sums + 2 * t * lanes;
+    VF sums[2] = {kAll ? hn::Zero(d) : hn::Load(d, at),
+                  kAll ? hn::Zero(d) : hn::Load(d, at + lanes)};
+    const auto dx = hn::Set(d, row.dx[t]);
+    auto decay = hn::Set(d, kPerRow ? row.delta[t * kDraftRows] : row.decay[t]);
+    const auto delta = decay;
+    const StateKeep keep = drafts.keep[t];
+    HWY_UNROLL(8)
+    for (size_t v = 0; v < kVectors; ++v) {
+      if (kPerRow) decay = Decay(DF(), hn::Mul(rates[v], delta));
+      const auto next =
+          hn::MulAdd(decay, s[v], hn::Mul(hn::Load(d, b + v * lanes), dx));
+      // Behind the row, 0 times an infinite dx is NaN.
+      const auto in_row =
+          kTail ? hn::IfThenElseZero(hn::FirstN(d, n), next) : next;
+      VF& sum = sums[kTail ? 1 : v % 2];
+      sum = hn::MulAdd(in_row, hn::Load(d, c + v * lanes), sum);
+      s[v] = Rounded<S>(next);
+    }
+    if (keep.to != nullptr) {
+      S* const to = static_cast<S*>(keep.to) + p * keep.stride + i;
+      HWY_UNROLL(8)
+      for (size_t v = 0; v < kVectors; ++v) {
+        if constexpr (kTail) {
+          StoreNF32(s[v], d, to + v * lanes, n);
+        } else {
+          Keep(s[v], keep.stream, to + v * lanes);
+        }
+      }
+    }
+    if (kAll) {
+      hn::Store(hn::Add(sums[0], sums[1]), d, at);
+    } else {
+      hn::Store(sums[0], d, at);
+      hn::Store(sums[1], d, at + lanes);
+    }
+    b += bc_stride;
+    c += bc_stride;
+  }
+}
+
+// A row of any length.
+template <bool kPerRow, typename S>
+HWY_INLINE void DraftPanels(const StateUpdateDrafts& drafts,
+                            const DraftRow& row, size_t p) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t t = 0; t < 2 * drafts.tokens; ++t) {
+    hn::Store(hn::Zero(d), d, row.sums + t * lanes);
+  }
+  size_t i = 0;
+  for (; i + 8 * lanes <= drafts.n; i += 8 * lanes) {
+    DraftColumns<kPerRow, 8, false, false, S>(drafts, row, p, i, lanes);
+  }
+  for (; i + 2 * lanes <= drafts.n; i += 2 * lanes) {
+    DraftColumns<kPerRow, 2, false, false, S>(drafts, row, p, i, lanes);
+  }
+  if (i + lanes <= drafts.n) {
+    DraftColumns<kPerRow, 1, false, false, S>(drafts, row, p, i, lanes);
+    i += lanes;
+  }
+  if (i < drafts.n) {
+    DraftColumns<kPerRow, 1, true, false, S>(drafts, row, p, i, drafts.n - i);
+  }
+  for (size_t t = 0; t < drafts.tokens; ++t) {
+    float* const at = row.sums + 2 * t * lanes;
+    hn::Store(hn::Add(hn::Load(d, at), hn::Load(d, at + lanes)), d, at);
+  }
+}
+
+template <bool kPerRow, typename S>
+void DraftRows(const StateUpdateDrafts& drafts) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  HWY_ALIGN float sums[2 * kDraftTokens * 16];
+  HWY_ALIGN float decay[kDraftTokens];
+  HWY_ALIGN float dx[kDraftTokens];
+  DraftRow row;
+  row.decay = decay;
+  row.dx = dx;
+  row.sums = sums;
+  row.a = drafts.a;
+  if (!kPerRow) {
+    for (size_t t = 0; t < drafts.tokens; ++t) {
+      decay[t] = hn::GetLane(Decay(
+          DF(), hn::Set(d, drafts.a_head * drafts.delta[t * kDraftRows])));
+    }
+  }
+  for (size_t p = 0; p < drafts.rows; ++p) {
+    // Integers, because a pointer may not lead out of what was allocated.
+    PrefetchL2(
+        reinterpret_cast<const void*>(
+            reinterpret_cast<uintptr_t>(static_cast<const S*>(drafts.from) +
+                                        p * drafts.from_stride) +
+            kAhead),
+        drafts.n * sizeof(S));
+    row.delta = drafts.delta + p;
+    for (size_t t = 0; t < drafts.tokens; ++t) {
+      const size_t at = t * kDraftRows + p;
+      dx[t] = drafts.delta[at] * drafts.x[at];
+    }
+    if (drafts.n == 8 * lanes) {
+      DraftColumns<kPerRow, 8, false, true, S>(drafts, row, p, 0, lanes);
+    } else {
+      DraftPanels<kPerRow, S>(drafts, row, p);
+    }
+    for (size_t t = 0; t < drafts.tokens; ++t) {
+      drafts.y[t * kDraftRows + p] =
+          hn::ReduceSum(d, hn::Load(d, sums + 2 * t * lanes));
+    }
+    if (kPerRow) row.a += drafts.a_stride;
+  }
+}
+
+template <typename S>
+void Drafts(const StateUpdateDrafts& drafts) {
+  if (drafts.a == nullptr) {
+    DraftRows<false, S>(drafts);
+  } else {
+    DraftRows<true, S>(drafts);
+  }
+}
+
+void Flush() { hwy::FlushStream(); }
+
 StateUpdateKernels GetKernels(DType state) {
   StateUpdateKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.delta = &Delta;
   kernels.step =
       WithFloatType(state, [](auto type) { return &Step<decltype(type)>; });
+  kernels.drafts =
+      WithFloatType(state, [](auto type) { return &Drafts<decltype(type)>; });
+  kernels.flush = &Flush;
   kernels.finish = &Finish;
   return kernels;
 }

@@ -3,6 +3,7 @@
 
 // Addresses in views of four dimensions or fewer whose dtype is a value.
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -49,6 +50,14 @@ inline void ZeroRows(char* first, int64_t rows, int64_t row_bytes,
   for (int64_t r = 0; r < rows; ++r) {
     std::memset(first + r * stride_bytes, 0, static_cast<size_t>(row_bytes));
   }
+}
+
+// Whether rows that begin at `first`, `stride` elements apart, can be written
+// past the caches: f32, each row aligned to 64 bytes.
+inline bool StreamsRows(const void* first, size_t stride, DType dtype) {
+  return dtype == DType::kF32 &&
+         (reinterpret_cast<uintptr_t>(first) | (stride * sizeof(float))) % 64 ==
+             0;
 }
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_RECURRENT_DELTA_RULE_TESTUTIL_H_
-#define QUERN_OPS_RECURRENT_DELTA_RULE_TESTUTIL_H_
+#ifndef QUERN_OPS_RECURRENT_TESTING_DELTA_RULE_TESTUTIL_H_
+#define QUERN_OPS_RECURRENT_TESTING_DELTA_RULE_TESTUTIL_H_
 
 // The arguments of one call of the delta rule, between guard pages and with
 // poison between rows, and what the oracle says of them.
@@ -14,8 +14,8 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/recurrent/delta_rule.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
 #include "quern/ops/recurrent/testing/reference_delta_rule_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 
@@ -199,4 +199,4 @@ class DeltaRuleData {
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_RECURRENT_DELTA_RULE_TESTUTIL_H_
+#endif  // QUERN_OPS_RECURRENT_TESTING_DELTA_RULE_TESTUTIL_H_

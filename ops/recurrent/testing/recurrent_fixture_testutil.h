@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_RECURRENT_RECURRENT_FIXTURE_TESTUTIL_H_
-#define QUERN_OPS_RECURRENT_RECURRENT_FIXTURE_TESTUTIL_H_
+#ifndef QUERN_OPS_RECURRENT_TESTING_RECURRENT_FIXTURE_TESTUTIL_H_
+#define QUERN_OPS_RECURRENT_TESTING_RECURRENT_FIXTURE_TESTUTIL_H_
 
 #include <cstddef>
 
@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
 #include "quern/core/workspace.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/no_alloc.h"
@@ -55,4 +55,4 @@ class RecurrentFixture : public IsaTest {
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_RECURRENT_RECURRENT_FIXTURE_TESTUTIL_H_
+#endif  // QUERN_OPS_RECURRENT_TESTING_RECURRENT_FIXTURE_TESTUTIL_H_

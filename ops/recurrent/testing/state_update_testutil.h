@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_RECURRENT_STATE_UPDATE_TESTUTIL_H_
-#define QUERN_OPS_RECURRENT_STATE_UPDATE_TESTUTIL_H_
+#ifndef QUERN_OPS_RECURRENT_TESTING_STATE_UPDATE_TESTUTIL_H_
+#define QUERN_OPS_RECURRENT_TESTING_STATE_UPDATE_TESTUTIL_H_
 
 // The arguments of one call of the state update, between guard pages and with
 // poison between rows, and what the oracle says of them.
@@ -13,9 +13,9 @@
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
-#include "quern/ops/recurrent/sequences_testutil.h"
 #include "quern/ops/recurrent/state_update.h"
 #include "quern/ops/recurrent/testing/reference_state_update_testutil.h"
+#include "quern/ops/recurrent/testing/sequences_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 
@@ -228,4 +228,4 @@ class StateUpdateData {
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_RECURRENT_STATE_UPDATE_TESTUTIL_H_
+#endif  // QUERN_OPS_RECURRENT_TESTING_STATE_UPDATE_TESTUTIL_H_
