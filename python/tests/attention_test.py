@@ -121,7 +121,7 @@ class AttentionTest(unittest.TestCase):
         nothing = ops.merge_states(*none, *none)
         self.assertFalse(nothing[0].any())
         self.assertTrue(np.isneginf(nothing[1]).all())
-        with self.assertRaisesRegex(ValueError, "merge_states: b_lse is"):
+        with self.assertRaisesRegex(ValueError, "merge_states: suffix_lse is"):
             ops.merge_states(*parts[:3], lse[:1])
 
     def test_objects_are_freed_with_their_last_references(self):

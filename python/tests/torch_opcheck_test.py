@@ -161,7 +161,7 @@ def own_calls():
             layer, **products(("in_proj", "out_proj"), (31, 16), (16, 12)), **conv(16, 4),
             ssm_state=torch.zeros(5, 3, 4, 2), a=-torch.rand(3), norm=torch.ones(12),
         ),
-        "merge_states": {"a": heads, "a_lse": torch.rand(4, 2), "b": heads + 1, "b_lse": torch.rand(4, 2)},
+        "merge_states": {"prefix": heads, "prefix_lse": torch.rand(4, 2), "suffix": heads + 1, "suffix_lse": torch.rand(4, 2)},
         "mixer2_gated_rms_norm": {"x": x, "gate": x + 1, "weight": w},
         "modular_fused_moe": dict(routes, hidden_states=x, experts=experts),
         "mrope": {"positions": torch.arange(12).reshape(3, 4), "query": heads, "max_position": 16, "section_t": 1,

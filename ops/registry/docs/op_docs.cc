@@ -440,11 +440,12 @@ constexpr Doc kDocs[] = {
      "are " FLOATS "; each lse is f32[heads,\ntokens]. Tokens from "
      "prefill_tokens_with_context on have no prefix; -1: all have one.\n"},
     {"merge_states",
-     "out = (exp(a_lse) a + exp(b_lse) b) / exp(lse), lse = log(exp(a_lse) + "
-     "exp(b_lse)); -inf or +inf: a part\nwithout keys\n"
-     "a and b[tokens, heads, head_dim] are " FLOATS "; a_lse and "
-     "b_lse f32[tokens, heads]. Returns out, of\nout_dtype (\"\": a's), and "
-     "lse f32[tokens, heads].\n"},
+     "out = (exp(prefix_lse) prefix + exp(suffix_lse) suffix) / exp(lse),\n"
+     "lse = log(exp(prefix_lse) + exp(suffix_lse)); -inf or +inf: a part "
+     "without keys\n"
+     "prefix and suffix[tokens, heads, head_dim] are " FLOATS
+     "; prefix_lse and suffix_lse f32[tokens,\nheads]. Returns out, of "
+     "out_dtype (\"\": prefix's), and lse f32[tokens, heads].\n"},
     {"mixer2_gated_rms_norm",
      "out = h / sqrt(mean over the group of h^2 + eps) * weight, h = x "
      "silu(gate)\n"

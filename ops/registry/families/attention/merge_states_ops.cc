@@ -12,28 +12,30 @@ absl::Status RegisterMergeStatesOps(OpRegistry& registry) {
   using Args = MergeStatesTensors;
   return OpDeclaration<MergeStatesPlan, Spec, Args>("merge_states")
       .Layer()
-      .In("a", &Args::a, {kRows, &Spec::heads, &Spec::head_dim}, &Spec::dtype)
-      .Word("a.out", "a")
-      .In("a_lse", &Args::a_lse, {kRows, &Spec::heads}, DType::kF32)
-      .Word("a.lse", "a_lse")
-      .In("b", &Args::b, {kRows, &Spec::heads, &Spec::head_dim}, Like("a"))
-      .Word("b.out", "b")
-      .In("b_lse", &Args::b_lse, {kRows, &Spec::heads}, DType::kF32)
-      .Word("b.lse", "b_lse")
-      .DTypeAttr("out_dtype", Like("a"), &Spec::out_dtype)
+      .In("prefix", &Args::a, {kRows, &Spec::heads, &Spec::head_dim},
+          &Spec::dtype)
+      .Word("a.out", "prefix")
+      .In("prefix_lse", &Args::a_lse, {kRows, &Spec::heads}, DType::kF32)
+      .Word("a.lse", "prefix_lse")
+      .In("suffix", &Args::b, {kRows, &Spec::heads, &Spec::head_dim},
+          Like("prefix"))
+      .Word("b.out", "suffix")
+      .In("suffix_lse", &Args::b_lse, {kRows, &Spec::heads}, DType::kF32)
+      .Word("b.lse", "suffix_lse")
+      .DTypeAttr("out_dtype", Like("prefix"), &Spec::out_dtype)
       .Out("out", &Args::out, {kRows, &Spec::heads, &Spec::head_dim},
            &Spec::out_dtype)
       .Out("lse", &Args::lse, {kRows, &Spec::heads}, DType::kF32)
-      .InPlace("a", "out0")
-      .InPlace("b", "out0")
-      .InPlace("a_lse", "out1")
-      .InPlace("b_lse", "out1")
+      .InPlace("prefix", "out0")
+      .InPlace("suffix", "out0")
+      .InPlace("prefix_lse", "out1")
+      .InPlace("suffix_lse", "out1")
       .Calls(&CheckMergeStates, &ExecuteMergeStates)
       .Reference(&ReferenceMergeStates)
-      .Example({{"a", {4, 2, 16}},
-                {"a_lse", {4, 2}, DType::kF32},
-                {"b", {4, 2, 16}},
-                {"b_lse", {4, 2}, DType::kF32}})
+      .Example({{"prefix", {4, 2, 16}},
+                {"prefix_lse", {4, 2}, DType::kF32},
+                {"suffix", {4, 2, 16}},
+                {"suffix_lse", {4, 2}, DType::kF32}})
       .AddTo(registry);
 }
 

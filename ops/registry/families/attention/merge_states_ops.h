@@ -16,10 +16,10 @@ namespace quern {
 // lse that paged_attention writes, it is what cascades over a shared prefix,
 // context parallelism and prefixes of other machines need.
 //
-// a, b and the first result[tokens, heads, head_dim], with any strides of
-// tokens and heads, are f32, bf16 or f16, a and b of one dtype; a_lse, b_lse
-// and the second result are f32[tokens, heads]. A result may be where a or b,
-// or its lse, is.
+// prefix, suffix and the first result[tokens, heads, head_dim], with any
+// strides of tokens and heads, are f32, bf16 or f16, the first two of one
+// dtype; prefix_lse, suffix_lse and the second result are f32[tokens, heads]. A
+// result may be where a part, or its lse, is.
 //
 // Providers: simd, and reference, which runs plain loops in double.
 absl::Status RegisterMergeStatesOps(OpRegistry& registry);

@@ -74,11 +74,14 @@ class MergeStatesOpsTest : public OpFixture {
     const TensorMeta state{DTypeOf<T>, {s.tokens, s.heads, s.dim}};
     const TensorMeta lse{DType::kF32, {s.tokens, s.heads}};
     Run(Make(provider, "merge_states",
-             {{"a", state}, {"a_lse", lse}, {"b", state}, {"b_lse", lse}}),
-        {{"a", a},
-         {"a_lse", Lse(p.a_lse, s)},
-         {"b", b},
-         {"b_lse", Lse(p.b_lse, s)},
+             {{"prefix", state},
+              {"prefix_lse", lse},
+              {"suffix", state},
+              {"suffix_lse", lse}}),
+        {{"prefix", a},
+         {"prefix_lse", Lse(p.a_lse, s)},
+         {"suffix", b},
+         {"suffix_lse", Lse(p.b_lse, s)},
          {"out0", out},
          {"out1", Lse(p.lse, s)}});
   }
