@@ -35,7 +35,7 @@
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/collective_ops.h"
-#include "quern/ops/registry/vllm/experts_ops.h"
+#include "quern/ops/registry/vllm/experts/experts_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
 #include "quern/ops/registry/vllm/merge_states_ops.h"
 #include "quern/ops/registry/vllm/recurrent_ops.h"

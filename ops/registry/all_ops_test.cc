@@ -67,18 +67,16 @@ QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 // Whether an operator takes the state of a step, a KvLayout or a handler, reads
 // slots, lengths or lists of tokens, which random numbers are not, or
 // multiplies int8, fp8 or 4-bit codes, several matrices in a row, or weights
-// that it packs from tensors (w13, q_weight), whose products the bounds below do
-// not cover.
-// Such operators have tests of their own. Those of speculation alone have i64
-// in their examples.
+// that it packs from tensors (w13, q_weight), whose products the bounds below
+// do not cover. Such operators have tests of their own. Those of speculation
+// alone have i64 in their examples.
 bool TakesBooks(const OpSchema& schema, const NamedArgs& example) {
   for (const auto& [name, arg] : example) {
     const auto* const meta = std::get_if<TensorMeta>(&arg);
     if (meta != nullptr && meta->dtype == DType::kI64) return true;
-    for (const char* book :
-         {"slot_mapping", "req_to_token", "scales2", "cu_seqlens",
-          "cu_seqlens_q", "bitmask", "w_zeros", "w_kc", "w2", "w13",
-          "q_weight"}) {
+    for (const char* book : {"slot_mapping", "req_to_token", "scales2",
+                             "cu_seqlens", "cu_seqlens_q", "bitmask", "w_zeros",
+                             "w_kc", "w2", "w13", "q_weight"}) {
       if (name == book) return true;
     }
   }

@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_OPS_H_
-#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_OPS_H_
+#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_OPS_H_
+#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_OPS_H_
 
 #include "absl/status/status.h"
 #include "quern/ops/registry/op_registry.h"
@@ -40,4 +40,4 @@ absl::Status RegisterVllmExpertsOps(OpRegistry& registry);
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_OPS_H_
+#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_OPS_H_

@@ -11,7 +11,7 @@
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/vllm/experts_ops.h"
+#include "quern/ops/registry/vllm/experts/experts_ops.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {

@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_LAYOUT_H_
-#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_LAYOUT_H_
+#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_LAYOUT_H_
+#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_LAYOUT_H_
 
 // Private: where a weight of one expert lies in vLLM's packed form, which
 // experts_ops.h states.
@@ -65,4 +65,4 @@ inline absl::Status CheckExpertsDense(absl::string_view op,
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_LAYOUT_H_
+#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_LAYOUT_H_

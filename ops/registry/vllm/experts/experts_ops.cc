@@ -1,4 +1,4 @@
-#include "quern/ops/registry/vllm/experts_ops.h"
+#include "quern/ops/registry/vllm/experts/experts_ops.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -26,8 +26,8 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/reference/experts.h"
-#include "quern/ops/registry/vllm/experts.h"
-#include "quern/ops/registry/vllm/experts_layout.h"
+#include "quern/ops/registry/vllm/experts/experts.h"
+#include "quern/ops/registry/vllm/experts/experts_layout.h"
 
 namespace quern {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_H_
-#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_H_
+#ifndef QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_H_
+#define QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_H_
 
 // Private: the parts of RegisterVllmExpertsOps.
 
@@ -13,4 +13,4 @@ absl::Status RegisterVllmPrepackOps(OpRegistry& registry);
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_H_
+#endif  // QUERN_OPS_REGISTRY_VLLM_EXPERTS_EXPERTS_H_

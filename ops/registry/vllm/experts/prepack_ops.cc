@@ -11,8 +11,8 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/registry/op_declaration.h"
-#include "quern/ops/registry/vllm/experts.h"
-#include "quern/ops/registry/vllm/experts_layout.h"
+#include "quern/ops/registry/vllm/experts/experts.h"
+#include "quern/ops/registry/vllm/experts/experts_layout.h"
 
 namespace quern {
 namespace {

@@ -2,7 +2,7 @@
 // against experts in double and against the bits of our own operator on plain
 // weights.
 
-#include "quern/ops/registry/vllm/experts_ops.h"
+#include "quern/ops/registry/vllm/experts/experts_ops.h"
 
 #include <cmath>
 #include <cstddef>
