@@ -25,12 +25,6 @@ from .torch_opcheck_calls import own_calls, sglang_calls, vllm_calls
 _SUITES = ("names", "packed", "peers", "recurrent", "rows", "speculation", "vllm_products", "vllm_states")
 _HAS_OPCHECK = hasattr(torch.library, "opcheck")
 
-# What reads or writes fp8 alone. A PyTorch without fp8 has them, and nothing to call them with.
-_NEEDS_FP8 = {
-    "dynamic_per_token_scaled_fp8_quant", "dynamic_scaled_fp8_quant", "fp8_scaled_mm_cpu", "quant_fp8",
-    "quantize_fp8e4m3_vec", "static_quant_fp8", "static_scaled_fp8_quant",
-}
-
 # What a model calls when it is loaded: they make or free objects, or say what there is, and return no tensor that
 # a fake could stand for.
 _WITHOUT_FAKE = {
@@ -96,6 +90,12 @@ def _record():
 
 
 _ALIASED = "is not defined to alias output but was aliasing"
+# opcheck compares arguments with products of themselves, which this PyTorch lacks for fp8.
+_FP8_ARGUMENTS = {
+    "dynamic_per_token_scaled_fp8_quant", "dynamic_scaled_fp8_quant", "fp8_scaled_mm_cpu", "static_scaled_fp8_quant",
+}
+# What reads or writes fp8 alone. A PyTorch without fp8 has them, and nothing to call them with.
+_NEEDS_FP8 = _FP8_ARGUMENTS | {"quant_fp8", "quantize_fp8e4m3_vec", "static_quant_fp8"}
 # Checks that fail, and what they say: how a project declared its operator, or a gap of opcheck.
 _KNOWN = {
     # The result is an argument where `inplace` is given. PyTorch compiles no operator that says so.
@@ -108,8 +108,7 @@ _KNOWN = {
     # The values are the beginning of each row of the keys, as SGLang's cache of MLA has them.
     "qkv_proj_with_rope": ("test_schema", "Outputs 1 and 2 alias"),
     "qkv_proj_with_rope_fused_weight": ("test_schema", "Outputs 1 and 2 alias"),
-    # opcheck compares arguments with products of themselves, which this PyTorch lacks for fp8.
-    "fp8_scaled_mm_cpu": ("test_schema", "not implemented for 'Float8_e4m3fn'"),
+    **{name: ("test_schema", "not implemented for 'Float8_e4m3fn'") for name in _FP8_ARGUMENTS},
 }
 _CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 # What is returned is the number of a step, which the next call has another of.
@@ -167,7 +166,7 @@ class OpcheckTest(unittest.TestCase):
     @staticmethod
     def is_known(key):
         """Ours return new tensors, so only what is wrong with opcheck is wrong with them."""
-        return key[0] != "quern" or key[1] == "fp8_scaled_mm_cpu"
+        return key[0] != "quern" or key[1] in _FP8_ARGUMENTS
 
     def overload(self, key):
         return getattr(getattr(torch.ops, key[0]), key[1]).default

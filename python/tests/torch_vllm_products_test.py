@@ -125,6 +125,29 @@ class ExpertsTest(VllmTest):
                         self.assertIs(out.dtype, dtype)
                         self.assert_near(out, want, bound + want.abs() * U[dtype] + TINY)
 
+    def test_int8_experts_are_exact_where_their_codes_are(self):
+        """Rows hold integers and a 127, so that their scale is 1: gate = 508, up and the codes of 508 up are theirs."""
+        self.make(torch.float32, 7, 2)
+        (experts, rows, hidden), shape = self.shapes
+        inter = rows // 2
+        self.x = torch.zeros(7, hidden)
+        self.x[:, 1:1 + inter] = torch.randint(-127, 128, (7, inter)).float()
+        self.x[:, :2] = 127
+        w13 = torch.zeros(experts, rows, hidden, dtype=torch.int8)
+        w13[:, :inter, 0] = 1
+        w13[:, range(inter, rows), range(1, 1 + inter)] = 1
+        w2, scales = torch.randint(-9, 10, shape).to(torch.int8), [torch.ones(experts, rows), torch.ones(shape[:2])]
+        scales[0][:, :inter] = 4
+        scales[1] *= torch.tensor([0.5, 1, 2, 4, 8])[:, None]
+        for isa in ("vec", "amx"):
+            packed = [self.packed("prepack_moe_weight_int8", w, isa) for w in (w13, w2)]
+            out, ones = torch.empty(7, hidden), torch.ones(7, 2)
+            vllm.cpu_fused_moe_int8(out, self.x, *packed, *scales, None, None, ones, self.ids, False, "silu", isa)
+            w = w2.double() * scales[1].double()[..., None]
+            h = 508 * self.x[:, 1:1 + inter].double()
+            want = sum(torch.einsum("tni,ti->tn", w[self.ids[:, j].long()], h) for j in range(2))
+            self.assert_near(out, want, want.abs() * 2.0**-22)
+
     def test_int8_experts(self):
         for isa, act, tokens, top in (("vec", "silu", 1, 2), ("amx", "swigluoai", 7, 3), ("vec", "gelu", 33, 1)):
             with self.subTest(f"{isa} {act}"):
