@@ -157,10 +157,12 @@ void AllOpsInCTest::Compare(const std::string& name, const NamedArgs& args,
   EXPECT_C_OK(quern_destroy(op), op);
 }
 
-// Operators whose tensors are slots or lengths, which the fill above is not.
+// Operators whose tensors are slots, lengths or zero points, which the fill
+// above is not.
 bool TakesBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
-    for (const char* name : {"slot_mapping", "req_to_token", "cu_seqlens_q"}) {
+    for (const char* name :
+         {"slot_mapping", "req_to_token", "cu_seqlens_q", "w_zeros"}) {
       if (param.name == name) return true;
     }
   }
@@ -203,6 +205,7 @@ TEST_P(AllOpsInCTest, HaveTheBitsAndTheRefusalsOfCpp) {
                            "decode_attention_cpu",
                            "extend_attention_cpu",
                            "flash_attn_varlen_func",
+                           "int4_scaled_mm_cpu",
                            "varlen_attention",
                        }));
   // attention_test.cc runs write_kv and paged_attention. The others take

@@ -98,7 +98,7 @@ def _joined_source_impl(ctx):
     ctx.actions.run_shell(
         inputs = ctx.files.srcs,
         outputs = [out],
-        command = "{ %s; } >'%s'" % ("; ".join(commands), out.path),
+        command = "{ %s; } >'%s'" % (" && ".join(commands), out.path),
         mnemonic = "JoinSources",
         progress_message = "Joining %{label}",
     )

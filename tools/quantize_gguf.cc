@@ -65,7 +65,7 @@ const BlockFormatInfo* FormatOf(const GgufTensor& tensor,
   const bool floats = tensor.type == GgufTensorType::kF32 ||
                       tensor.type == GgufTensorType::kF16 ||
                       tensor.type == GgufTensorType::kBF16;
-  if (!floats || tensor.rows() == 1 ||
+  if (!floats || tensor.rows() == 1 || absl::EndsWith(tensor.name, ".bias") ||
       absl::EndsWith(tensor.name, "_norm.weight") ||
       absl::StrContains(tensor.name, "ffn_gate_inp") ||
       absl::StrContains(tensor.name, "conv")) {

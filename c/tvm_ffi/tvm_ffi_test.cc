@@ -163,11 +163,12 @@ bool CanHave(const NamedArgs& args) {
   return true;
 }
 
-// Whether it indexes memory by numbers that only a cache's owner knows.
+// Whether it indexes memory by numbers that only a cache's owner knows, or has
+// zero points, which the fill is not.
 bool NeedsBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
     if (param.name == "slot_mapping" || param.name == "req_to_token" ||
-        param.name == "cu_seqlens_q") {
+        param.name == "cu_seqlens_q" || param.name == "w_zeros") {
       return true;
     }
   }

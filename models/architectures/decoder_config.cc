@@ -116,9 +116,10 @@ class Keys {
           architecture.may.Has(ModelPart::kLinearRope)) {
         return absl::OkStatus();
       }
-      return Unimplemented(kOp, Name(key), " is '",
-                           absl::CHexEscape(scaling.substr(0, 64)),
-                           "'; need 'none'");
+      return Unimplemented(
+          kOp, Name(key), " is '", absl::CHexEscape(scaling.substr(0, 64)),
+          architecture.may.Has(ModelPart::kYarn) ? "'; need 'none' or 'yarn'"
+                                                 : "'; need 'none'");
     }
     // A factor without a type means linear scaling.
     for (const char* key : {"rope.scaling.factor", "rope.scale_linear"}) {
@@ -365,6 +366,13 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   QUERN_ASSIGN_OR_RETURN(const ModelParts of_keys, PartsOfKeys(file, *form));
   c.parts.Add(of_keys);
   QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, *form, c.parts));
+  // Without latents it would change the scale of cosines and sines.
+  constexpr char kLogMul[] = "rope.scaling.yarn_log_multiplier";
+  if (c.Has(ModelPart::kYarn) && !c.Has(ModelPart::kLatent) &&
+      keys.Has(kLogMul)) {
+    return Unimplemented(kOp, keys.Name(kLogMul), " is given; need none in ",
+                         architecture);
+  }
   if (has_experts) c.parts.Add(ModelPart::kExperts);
   bool has_shared = false;
   if (has_experts) {
@@ -396,6 +404,11 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     }
   };
   SetArchitecture(*form, has, c);
+  if (c.Has(ModelPart::kYarn) && c.Has(ModelPart::kRopeFactors)) {
+    return Unimplemented(kOp, keys.Name(kRopeScalingKey), " is 'yarn' beside ",
+                         TensorName(TensorId::kRopeFactors),
+                         "; need one of them");
+  }
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));
   QUERN_RETURN_IF_ERROR(ReadRopeFactors(file, c));
   return c;

@@ -443,12 +443,13 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   const std::vector<std::string> names = {
-      "'llama'",         "'qwen2'",    "'qwen2vl'",    "'qwen3'",
-      "'qwen3moe'",      "'qwen3vl'",  "'qwen3vlmoe'", "'gemma2'",
-      "'gemma3'",        "'olmo2'",    "'exaone4'",    "'smollm3'",
-      "'phi3'",          "'glm4'",     "'ernie4_5'",   "'seed_oss'",
-      "'lfm2'",          "'lfm2moe'",  "'granite'",    "'granitemoe'",
-      "'granitehybrid'", "'deepseek2'"};
+      "'llama'",         "'qwen2'",         "'qwen2vl'",  "'qwen2moe'",
+      "'qwen3'",         "'qwen3moe'",      "'qwen3vl'",  "'qwen3vlmoe'",
+      "'gemma2'",        "'gemma3'",        "'olmo2'",    "'olmoe'",
+      "'exaone4'",       "'smollm3'",       "'phi3'",     "'glm4'",
+      "'glm4moe'",       "'hunyuan-dense'", "'ernie4_5'", "'seed_oss'",
+      "'lfm2'",          "'lfm2moe'",       "'granite'",  "'granitemoe'",
+      "'granitehybrid'", "'deepseek2'",     "'gpt-oss'"};
   EXPECT_EQ(message(other),
             absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
                          absl::StrJoin(names, ", "), " or 'qwen3next'"));

@@ -40,7 +40,7 @@ TEST_F(DecoderLimitsTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   for (const char* words :
        {"decoder: loading takes up to 1718",
         "17179869184 of the rotary table for ",
-        "context=32768, rope.dimension_count=65536; need at most max_bytes=28",
+        "context=32768, rope.dimension_count=65536; need at most max_bytes=29",
         ", which is 268435456 + 47 times the file's "}) {
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
   }

@@ -105,8 +105,9 @@ Made CountWrite(const TensorMeta&, const TensorMeta&, const TensorMeta&,
   return std::make_unique<Counter>();
 }
 Made CountAttention(const TensorMeta&, const TensorMeta&, const MaybeMeta&,
-                    const MaybeMeta&, const KvLayout*, const AttentionStep*,
-                    double, int64_t, int64_t, double, const std::string&) {
+                    const MaybeMeta&, const std::optional<MutatedMeta>&,
+                    const KvLayout*, const AttentionStep*, double, int64_t,
+                    int64_t, double, const std::string&) {
   return std::make_unique<Counter>();
 }
 Made CountEmbedding(const TensorMeta&, const TensorMeta&, Communicator*,

@@ -135,16 +135,19 @@ bool IsSpecial(TokenType type) {
 // text.
 absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
   const auto last = static_cast<int64_t>(spec.pieces.size()) - 1;
+  const bool has_return = std::find(spec.pieces.begin(), spec.pieces.end(),
+                                    "<|return|>") != spec.pieces.end();
   for (const char* key :
        {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
     if (!file.Has(key)) continue;
     QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 0, last));
+    if (has_return && spec.pieces[static_cast<size_t>(value)] == "<|end|>") {
+      continue;
+    }
     spec.end_ids.push_back(static_cast<int32_t>(value));
   }
   const size_t typed = std::min(spec.pieces.size(), spec.types.size());
-  const bool has_return = std::find(spec.pieces.begin(), spec.pieces.end(),
-                                    "<|return|>") != spec.pieces.end();
   for (size_t id = 0; id < typed; ++id) {
     if (IsSpecial(spec.types[id]) && EndsText(spec.pieces[id], has_return)) {
       spec.end_ids.push_back(static_cast<int32_t>(id));

@@ -129,7 +129,7 @@ TEST_P(WordRulesTest, AreTheExpressionsOnShortTexts) {
 TEST_P(WordRulesTest, AreTheExpressionsOnLongerTexts) {
   TestRng rng;
   for (int i = 0; i < 10000; ++i) {
-    // Of few kinds of characters, so that there are runs of them.
+    // Few kinds of characters make runs of them.
     CategorizedText kinds, text;
     for (int64_t n = rng.Integer(1, 5); n > 0; --n) {
       kinds.push_back(&kChars[rng.Integer(0, std::size(kChars) - 1)]);

@@ -263,7 +263,7 @@ class Matcher {
   }
 
  private:
-  // The same without the prefix and the contraction.
+  // Like Match, without the prefix and the contraction.
   size_t MatchFrom(const Pattern& p, size_t begin) const {
     // The body begins where head* ends, or else at the last character of head*
     // that is of the body.

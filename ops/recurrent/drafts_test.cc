@@ -224,8 +224,8 @@ TEST_P(StateUpdateDraftsTest, HaveTheBitsOfDecode) {
   }
 }
 
-// As many columns as registers take at once, twice as many and half as many,
-// in rows that are aligned to cache lines.
+// Rows that are aligned to cache lines, of as many columns as registers take at
+// once, of half as many and of twice as many.
 TEST_P(StateUpdateDraftsTest, InAlignedSlotsHaveTheBitsOfDecode) {
   TestRng rng;
   for (const int64_t d_state : {64, 128, 256}) {

@@ -49,7 +49,7 @@ class OpCall {
   const std::string& Text(absl::string_view name) const {
     return std::get<std::string>(At(name));
   }
-  // The same as M: a bool, a float, a text or an integer.
+  // Another way to give M: a bool, a float, a text or an integer.
   template <class M>
   M Value(absl::string_view name) const {
     if constexpr (std::is_same_v<M, bool>) {

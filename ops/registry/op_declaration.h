@@ -262,7 +262,7 @@ class OpDeclaration {
     table_->providers.emplace_back(name, std::move(create));
     return *this;
   }
-  // The same of several, for which Creates asks the call who makes it.
+  // Several providers, for which Creates asks the call who makes it.
   OpDeclaration& Providers(const std::vector<std::string>& names) {
     for (const std::string& name : names) Provider(name, nullptr);
     return *this;

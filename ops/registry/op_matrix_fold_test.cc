@@ -88,6 +88,7 @@ void OpMatrixFoldTest::TryFolded(const std::string& name, DType dtype) {
   const NamedArgs example = AllOps().Find(name)->example(dtype);
   const NamedArgs made = WithRows(example, kExampleRows, true);
   if (!IsFolded(example, made)) return;
+  if (name == "shm_allgather") return;  // it is made for one shape
   for (const int64_t rows : {kExampleRows, int64_t{6}, int64_t{2}}) {
     for (const auto& implementation : AllOps().Find(name)->implementations) {
       SCOPED_TRACE(name + " of " + implementation.provider + ": " +
@@ -140,6 +141,7 @@ TEST_F(OpMatrixFoldTest, FoldedTensorsHaveTheBitsOfMatrices) {
                          "gelu_fast",
                          "gelu_new",
                          "gelu_quick",
+                         "gelu_tanh",
                          "gelu_tanh_and_mul",
                          "gelu_tanh_and_mul_cpu",
                          "gemma3_rmsnorm_cpu",
@@ -171,6 +173,7 @@ TEST_F(OpMatrixFoldTest, FoldedTensorsHaveTheBitsOfMatrices) {
                          "rms_norm_static_quant",
                          "rmsnorm_cpu",
                          "row_parallel_linear",
+                         "shm_allreduce",
                          "sigmoid_mul",
                          "silu",
                          "silu_and_mul",

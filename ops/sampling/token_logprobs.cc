@@ -91,7 +91,9 @@ class Row {
       const int64_t before = id - b * kSamplerBlock;
       if (value > -kInfinity && before >= kSamplerBlock) {
         // Equal ones come before it, too.
-        rank += kernels_.greater(block, std::nextafter(value, -kInfinity));
+        rank += kernels_.greater(block, value) +
+                static_cast<int32_t>(
+                    std::count(block, block + kSamplerBlock, value));
         continue;
       }
       rank += kernels_.greater(block, value);

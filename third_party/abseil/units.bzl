@@ -147,7 +147,7 @@ def headers():
     """Declares :headers, what a unit may include of a package."""
     native.filegroup(
         name = "headers",
-        srcs = native.glob(["**/*.h", "**/*.inc"]),
+        srcs = native.glob(["**/*.h", "**/*.inc"], allow_empty = True),
         visibility = ["//visibility:public"],
     )
 

@@ -94,7 +94,8 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
       return CannotDivide("expert_shared_feed_forward_length", c.shared_ffn,
                           size, block);
     }
-  } else if (!all_have(divide(Extent::kFfn, block))) {
+  }
+  if (c.Has(ModelPart::kDense) && !all_have(divide(Extent::kFfn, block))) {
     return CannotDivide("feed_forward_length", c.ffn, size, block);
   }
   // The sizes alone: what a rank reads of joined tensors is not in one piece.

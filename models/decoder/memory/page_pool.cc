@@ -299,8 +299,9 @@ void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
     queries = AnyTensorView(dtype, static_cast<const void*>(converted), 3,
                             {tokens, q.extent(1), dim}, {cols, dim, 1});
   }
-  attend_->Execute({queries, CachePages(cache_.Layer(layer)), {}, sinks, out},
-                   Workspace(workspace_), executor);
+  attend_->Execute(
+      {queries, CachePages(cache_.Layer(layer)), {}, sinks, {}, out},
+      Workspace(workspace_), executor);
 }
 
 }  // namespace quern

@@ -13,7 +13,7 @@ absl::string_view OpDoc(absl::string_view op);
 // Like OpDoc, for operators on rows that have only another project's name.
 // OpDoc calls it.
 absl::string_view NamedOpDoc(absl::string_view op);
-// The same for those of vLLM's CPU backend. NamedOpDoc calls it.
+// What operators by the names of vLLM's CPU backend do. NamedOpDoc calls it.
 absl::string_view VllmOpDoc(absl::string_view op);
 
 // Like OpDoc, for SGLang's products of packed weights. NamedOpDoc calls it.

@@ -12,16 +12,18 @@ struct Doc {
 
 #define FLOATS "f32, bf16 or f16"
 #define PACKED "is_vnni: weights are what convert_weight_packed made of them.\n"
-#define LATENT                                                            \
-  "q_input = norm(hidden_states q_a^T) q_b^T, whose first columns w_kc "  \
-  "multiplies and whose last ones are\nturned;  k_input = hidden_states " \
-  "kv_a^T, whose first columns are normalised and whose last ones are "   \
-  "turned\nhidden_states[rows, hidden] is " FLOATS                        \
-  "; w_kc[heads, kv_lora, nope], with w_scale f32[1] if f8e4m3;\n"        \
-  "cos_sin_cache[positions, rope], neighbours are pairs. use_int8_w8a8, " \
-  "use_fp8_w8a16: what the weights are,\nwith scales, and block_n and "   \
-  "block_k of f8e4m3. Returns q_input[rows, heads, kv_lora + rope] and\n" \
-  "k_input[rows, 1, kv_lora + rope], whose first kv_lora columns are "    \
+#define LATENT                                                             \
+  "q_input = norm(hidden_states q_a^T) q_b^T, whose first columns w_kc "   \
+  "multiplies and whose last ones are\nturned;  k_input = hidden_states "  \
+  "kv_a^T, whose first columns are normalised and whose last ones are "    \
+  "turned\nhidden_states[rows, hidden] is " FLOATS                         \
+  "; w_kc[heads, kv_lora, nope], with w_scale f32[1] if f8e4m3;\n"         \
+  "cos_sin_cache[positions, rope], neighbours are pairs. use_int8_w8a8, "  \
+  "use_fp8_w8a16: what the weights are,\nwith their scales, and block_n "  \
+  "and block_k of f8e4m3. q_a_layernorm_weight[q_lora] and\n"              \
+  "kv_a_layernorm_weight[kv_lora] are of norms; positions[rows]. Returns " \
+  "q_input[rows, heads, kv_lora + rope] and\n"                             \
+  "k_input[rows, 1, kv_lora + rope], whose first kv_lora columns are "     \
   "SGLang's v_input.\n" PACKED
 
 constexpr Doc kDocs[] = {
@@ -74,9 +76,14 @@ constexpr Doc kDocs[] = {
      "; mat2 u8[n, k / 2] has two e2m1 a byte, scales2 u8[n, k / 32], or\n"
      "with is_vnni what convert_weight_packed and convert_scale_packed made; "
      "bias f32[n].\n"},
-    {"qkv_proj_with_rope", LATENT},
+    {"qkv_proj_with_rope",
+     LATENT "q_a is q_a_proj_weight with q_a_proj_scale, q_b q_b_proj_weight "
+            "with q_b_proj_scale, kv_a\nkv_a_proj_weight with "
+            "kv_a_proj_scale.\n"},
     {"qkv_proj_with_rope_fused_weight",
-     LATENT "qkv_a_proj_weight has the rows of q_a before those of kv_a.\n"},
+     LATENT "qkv_a_proj_weight, with qkv_a_proj_scale, has the rows of q_a "
+            "before those of kv_a; q_b is\nq_b_proj_weight with "
+            "q_b_proj_scale.\n"},
     {"shared_expert_cpu",
      "out = (silu(hidden_states gate^T) * (hidden_states up^T)) w2^T + "
      "routed_scaling_factor * fused_experts_out\n"

@@ -17,12 +17,13 @@ struct Doc {
   "vec: v = 1, amx: as many as\n4 bytes hold\n"
 #define EXPERTS                                                               \
   "output[t] = sum over j of topk_weights[t, j] * w2_e act(w13_e input[t]), " \
-  "with biases; e = topk_id[t, j]\nw13[experts, 2 inter, hidden] and "        \
+  "with w13_bias[experts, 2 inter] and w2_bias[experts, hidden]; e = "        \
+  "topk_id[t, j]\nw13[experts, 2 inter, hidden] and "                         \
   "w2[experts, hidden, inter] are as prepack packs them by isa. topk_id "     \
   "i32\n[tokens, k], -1 adds nothing. act: silu, gelu, gelu_tanh, or "        \
   "swigluoai with gate and up in turn.\nskip_weighted: k = 1, and weights "   \
   "count as 1. Prepare packs w13 and w2 for our kernels.\n"
-#define HANDLER "The operator that vLLM's wrapper calls: see "
+#define HANDLER "An object that vLLM's wrapper makes: see "
 
 constexpr Doc kDocs[] = {
     {"biased_topk_cpu",
@@ -36,7 +37,9 @@ constexpr Doc kDocs[] = {
     {"causal_conv1d_update_cpu_vec",
      "causal_conv1d_update with pad_slot_id, the state index of a sequence to "
      "skip.\nx and out[tokens, channels] are " FLOATS
-     "; conv_state is written.\n"},
+     "; weight[channels, width], bias[channels]. conv_state[slots, channels,\n"
+     "width - 1] is written; conv_state_indices i32[sequences], "
+     "query_start_loc i32[sequences + 1].\n"},
     {"concat_and_cache_mla_cpu",
      "kv_cache[slot / block_size, slot % block_size] <- kv_c_normed[t], "
      "k_pe[t], slot = slot_mapping[t]\n"
@@ -55,8 +58,11 @@ constexpr Doc kDocs[] = {
      "code(k, n): number n % 16 of words 2 k and 2 k + 1 of q_weight[n / 16]; "
      "zero(g, n): number n % 8 of\nzeros[g, n / 8], or 8; g = g_idx[k], or k "
      "by groups. Floats are " FLOATS ". Prepare packs the weights.\n"},
-    {"create_onednn_mm_handler", HANDLER "create_onednn_mm.\n"},
-    {"create_onednn_scaled_mm_handler", HANDLER "create_onednn_scaled_mm.\n"},
+    {"create_onednn_mm_handler", HANDLER
+     "create_onednn_mm.\nb[k, n] is f32, bf16 or f16; handler is set.\n"},
+    {"create_onednn_scaled_mm_handler",
+     HANDLER "create_onednn_scaled_mm.\nb i8[k, n], b_scales f32[n] or f32[1]; "
+             "handler is set.\n"},
     {"dynamic_per_token_scaled_fp8_quant",
      "scale[t] = max(min(max |input[t]|, scale_ub), 1 / 512) / 448;  out = "
      "input / scale\n"
@@ -69,7 +75,10 @@ constexpr Doc kDocs[] = {
     {"gelu_tanh",
      "out = x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))\nx[.., n] "
      "is " FLOATS "; out is like x.\n"},
-    {"get_scheduler_metadata", HANDLER "cpu_attn_get_scheduler_metadata.\n"},
+    {"get_scheduler_metadata",
+     HANDLER "cpu_attn_get_scheduler_metadata.\nseq_lens i32[sequences], "
+             "query_start_loc i32[sequences + 1], "
+             "dynamic_causal u8[sequences]; scheduler_metadata\nis set.\n"},
     {"greedy_argmax",
      "out[t] = the first i with the largest logits[t, i]; NaN is less than "
      "any number\nlogits f32[rows, n]; out i64[rows].\n"},
@@ -98,13 +107,17 @@ constexpr Doc kDocs[] = {
      "; out0 f8e4m3[rows, k]; out1, the scales, f32[rows] or [1].\n"},
     {"selective_state_update_cpu",
      "selective_state_update into out, with null_block_id for null_slot and "
-     "cu_seqlens for\nquery_start_loc.\n"},
+     "cu_seqlens for query_start_loc\n"
+     "state[slots, heads, head_dim, d_state]; x, z and out[tokens, heads, "
+     "head_dim], dt[tokens, heads], b and\nc[tokens, groups, d_state] "
+     "are " FLOATS "; a, d and dt_bias f32[heads]. state_batch_indices,\n"
+     "dst_state_batch_indices, num_accepted_tokens and cu_seqlens are i32.\n"},
     {"shm_all_gather",
      "output[r] <- data of rank r\nDense tensors of any dtype; output[ranks, "
      "..] for data[..].\n"},
     {"shm_allgather",
      "out = data of all ranks, one behind the other along dimension dim\n"
-     "Dense tensors of any dtype.\n"},
+     "data[..] is dense and of any dtype.\n"},
     {"shm_allreduce",
      "data <- the sum of data over all ranks, in f32 and rounded once\n"
      "data[.., n] is " FLOATS "; reduce_op is 0, a sum.\n"},

@@ -155,6 +155,7 @@ class Plan {
                Executor& executor) const noexcept {
     QUERN_DCHECK_OK(CheckArgs(a));
     const int64_t tokens = a.x.extent(0);
+    if (tokens == 0) return;
     const Floats floats = LayOut(workspace, tokens);
     if (floats.x != nullptr) {
       to_f32_.Execute(Flat(a.x), Dense(floats.x, tokens), executor);

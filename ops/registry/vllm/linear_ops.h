@@ -66,8 +66,8 @@ struct OneDnnHandler {
 // cpu_gemm_wna16: output[m, n] = round(sum over k of input[m, k] * b[k, n] +
 // bias[n]) with weights of 4 bits in groups of k / groups,
 //
-//   b[k, n] = scales[g, n] * (code(k, n) - zero(g, n)),  g = g_idx[k], or
-//             k / (k's group)
+//   b[k, n] = scales[g, n] * (code(k, n) - zero(g, n)),  g = g_idx[k],
+//             or k divided by the size of a group, rounded down
 //
 // code(k, n) is number n % 16 of the two words q_weight[n / 16, 2 k] and
 // [n / 16, 2 k + 1], 8 numbers to an i32, the first in its lowest bits; zero(g,

@@ -17,6 +17,7 @@
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
@@ -37,6 +38,10 @@ constexpr char kWrite[] = "concat_and_cache_mla_cpu";
 // The rows of a cache [blocks, block_size, dim], whose blocks follow each
 // other: InvalidArgument for other strides.
 absl::Status CheckBlocks(const char* op, const AnyTensorView& cache) {
+  int64_t tokens = 0;
+  if (!CheckedMul(cache.extent(0), cache.extent(1), &tokens)) {
+    return InvalidArgument(op, "kv_cache has 2^63 tokens or more");
+  }
   if (IsEmpty(cache) || cache.extent(0) <= 1 || cache.extent(1) <= 1) {
     return absl::OkStatus();
   }
@@ -45,7 +50,7 @@ absl::Status CheckBlocks(const char* op, const AnyTensorView& cache) {
   return InvalidArgument(op, "kv_cache has blocks ", cache.stride(0),
                          " apart; need ", want, ", where they follow another");
 }
-// The same rows as [blocks * block_size, 1, columns].
+// The rows of all blocks as [blocks * block_size, 1, columns].
 AnyTensorView RowsOfBlocks(const AnyTensorView& cache, int64_t columns) {
   const int64_t rows = cache.extent(0) * cache.extent(1);
   const int64_t step = cache.extent(1) > 1 ? cache.stride(1) : cache.stride(0);
@@ -123,6 +128,7 @@ class DecodePlan {
           CheckEqual(kDecode, absl::StrCat("seq_lens[", s, "]"),
                      IndicesOf(a.lens)[static_cast<int64_t>(s)],
                      storage_.kv_lens[s], "Prepare was given"));
+      QUERN_RETURN_IF_ERROR(CheckTable(a.tables, s));
     }
     for (const auto& [field, v] :
          {std::pair("block_tables", &a.tables), {"seq_lens", &a.lens}}) {
@@ -176,6 +182,21 @@ class DecodePlan {
         CheckInput(kDecode, "kv_cache", a.cache, spec_.kv,
                    {kAnyExtent, spec_.block_size, spec_.dim}));
     return CheckBlocks(kDecode, a.cache);
+  }
+
+  // The blocks of sequence `s` are those that Prepare was given.
+  absl::Status CheckTable(const AnyTensorView& tables, size_t s) const {
+    const auto* const row = static_cast<const int32_t*>(tables.data()) +
+                            static_cast<int64_t>(s) * tables.RowStride();
+    const int64_t size = spec_.block_size;
+    for (int64_t i = 0; i < storage_.kv_lens[s]; i += size) {
+      const auto at = static_cast<size_t>(pages_.indptr[s] + i);
+      const int64_t was = pages_.page_ids[at] / size;
+      if (i / size < tables.extent(1) && row[i / size] == was) continue;
+      return InvalidArgument(kDecode, "block_tables[", s, "][", i / size,
+                             "] is not ", was, ", which Prepare was given");
+    }
+    return absl::OkStatus();
   }
 
   absl::Status AddSequence(const DecodeArgs& a, int64_t s) {

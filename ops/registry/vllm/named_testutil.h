@@ -75,7 +75,7 @@ class VllmOps : public Base {
 class VllmOpFixture : public VllmOps<IsaTest> {
   void Ran(const BoundOp& op) override { EXPECT_RAN_ON(op); }
 };
-// Of operators with plain loops alone.
+// For operators with plain loops alone.
 using VllmLoopFixture = VllmOps<testing::Test>;
 
 // A dense tensor of these extents in a vector.

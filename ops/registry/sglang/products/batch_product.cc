@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
@@ -111,15 +112,21 @@ absl::Status SglangBatch::Prepare(const AnyTensorView& w,
     QUERN_RETURN_IF_ERROR(
         CheckInput(kPlan, spec_.each.names.scales, scale, DType::kF32, {1}));
   }
+  prepared_ = false;
   for (int64_t b = 0; b < spec_.batch; ++b) {
     QUERN_RETURN_IF_ERROR(products_[static_cast<size_t>(b)].Prepare(
         WeightsOf(w, scale, b), executor));
   }
+  prepared_ = true;
   return absl::OkStatus();
 }
 
 absl::Status SglangBatch::CheckWeights(const AnyTensorView& w,
                                        const AnyTensorView& scale) const {
+  if (!prepared_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kPlan, ": has no packed weights; need a call of Prepare"));
+  }
   // The first matrix and the last tell where all lie.
   for (const int64_t b : {int64_t{0}, spec_.batch - 1}) {
     QUERN_RETURN_IF_ERROR(products_[static_cast<size_t>(b)].CheckWeights(
@@ -132,6 +139,8 @@ absl::Status SglangBatch::CheckArgs(const AnyTensorView& x,
                                     const AnyTensorView& out) const {
   QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "mat1", x, spec_.dtype,
                                    {spec_.batch, kAnyExtent, spec_.each.k}));
+  QUERN_RETURN_IF_ERROR(
+      products_[0].CheckRows(RowsOfMatrix(x, 0, 0, x.extent(1))));
   // Rows of all matrices may alternate, as in [rows, heads, n].
   if (out.rank() == 3 && out.writable() && out.stride(0) < out.stride(1)) {
     return CheckOutput(

@@ -62,6 +62,7 @@ class SglangBatch {
 
   SglangBatchSpec spec_;
   std::vector<SglangProduct> products_;
+  bool prepared_ = false;
 };
 
 }  // namespace quern

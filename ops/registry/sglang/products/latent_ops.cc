@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/families/rows/norm_declaration.h"
@@ -62,7 +64,7 @@ AnyTensorView Columns(const AnyTensorView& v, int64_t rows, int64_t row_stride,
   return AnyTensorView(v.dtype(), static_cast<void*>(data), 2, {rows, columns},
                        {row_stride, 1});
 }
-// The same of [rows, heads, n], as [rows, heads, columns].
+// Columns of [rows, heads, n], as [rows, heads, columns].
 AnyTensorView OfHeads(const AnyTensorView& v, int64_t begin, int64_t columns) {
   auto* const data = static_cast<uint8_t*>(v.mutable_data()) +
                      begin * static_cast<int64_t>(SizeOf(v.dtype()));
@@ -227,13 +229,13 @@ class Plan {
     if (i == 1) return {a.q_b, a.q_b_scale, {}, {}};
     return {a.latent, a.latent_scale, {}, {}};
   }
-  AnyTensorView Dense(uint8_t* data, const std::vector<int64_t>& of) const {
+  AnyTensorView Dense(uint8_t* data, std::initializer_list<int64_t> of) const {
     AnyTensorView::Dims extents{}, strides{};
     int64_t stride = 1;
     for (size_t d = of.size(); d-- > 0;) {
-      extents[d] = of[d];
+      extents[d] = of.begin()[d];
       strides[d] = stride;
-      stride *= of[d];
+      stride *= extents[d];
     }
     return AnyTensorView(spec_.dtype, static_cast<void*>(data),
                          static_cast<int>(of.size()), extents, strides);
@@ -324,6 +326,15 @@ absl::Status Complete(Spec& s, const OpCall& call) {
   QUERN_RETURN_IF_ERROR(s.w_kc.Fill(call));
   s.heads = s.w_kc.batch;
   s.nope = s.w_kc.each.k;
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"columns of cos_sin_cache", s.rope},
+      {"columns of w_kc", s.nope},
+      {"elements of q_a_layernorm_weight", s.q_lora},
+      {"elements of kv_a_layernorm_weight", s.kv_lora}};
+  for (const auto& [what, size] : sizes) {
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(op, what, size, 1, LinearWeights::kMaxExtent));
+  }
   QUERN_RETURN_IF_ERROR(CheckEqual(op, "rows of w_kc", s.w_kc.each.n, s.kv_lora,
                                    "kv_a_layernorm_weight has elements"));
   const int64_t latent = s.kv_lora + s.rope;

@@ -31,6 +31,7 @@ constexpr int64_t kCols = SglangLayout::kBlockCols;
 constexpr int64_t kGroup = 32, kBlockBytes = 17;
 
 absl::Status CheckDense(const char* field, const AnyTensorView& v) {
+  if (IsEmpty(v)) return absl::OkStatus();
   int64_t want = 1;
   for (int d = v.rank(); d-- > 0;) {
     if (v.extent(d) > 1 && v.stride(d) != want) {
@@ -151,6 +152,11 @@ absl::Status GroupsOf(const SglangWeightSpec& spec, const SglangWeights& given,
   source.zeros = DenseMatrix<const uint8_t>(decoded.zeros.data(), groups, n);
   source.scales = DenseMatrix<const float>(decoded.scales.data(), groups, n);
   if (most < 16) return absl::OkStatus();
+  if (k % 8 != 0) {
+    return InvalidArgument(kPlan, spec.names.zeros,
+                           " has a zero point of 16 for k=", k,
+                           "; need a multiple of 8");
+  }
   // GPTQ's words alone have a zero point of 16: they are stored less one.
   decoded.words.resize(static_cast<size_t>(k / 8 * n));
   decoded.zero_words.resize(static_cast<size_t>(groups * n / 8));
@@ -260,7 +266,7 @@ absl::Status SglangWeightSpec::CheckScales(const OpCall& call) {
   const int64_t blocks = w.extents[0],
                 block = k / std::max<int64_t>(1, w.extents[1]);
   const int64_t groups = scales.extents.size() == 3 ? scales.extents[1] : 0;
-  if (groups < 1 || k % groups != 0 ||
+  if (k < 1 || groups < 1 || k % groups != 0 ||
       std::min<int64_t>(128, k / groups) != block || k / groups % block != 0) {
     return InvalidArgument(op, names.scales, " has ", groups,
                            " groups of k=", k, " in blocks of ", block,

@@ -34,7 +34,7 @@ TEST(VllmExpertsRefusalTest, NamesWhatIsWrong) {
     const char* words;
   } kCases[] = {
       {"w13", TensorMeta{DType::kF32, {3, 48, 16}},
-       "rows of w13 for an expert=48; twice the columns of w2 are 32"},
+       "rows of w13 for an expert=48; need 32, as twice the columns of w2"},
       {"w2", TensorMeta{DType::kF32, {2, 16, 16}}, "w2 is f32[2, 16, 16]"},
       {"w2", TensorMeta{DType::kBF16, {3, 16, 16}}, "w2 is bf16"},
       {"w13_bias", TensorMeta{DType::kF32, {3, 16}}, "w13_bias is f32[3, 16]"},

@@ -49,6 +49,7 @@ class Plan {
 
   void Execute(const Args& a, Executor& executor) const noexcept {
     QUERN_DCHECK_OK(CheckArgs(a));
+    if (IsEmpty(a.weight)) return;
     switch (SizeOf(spec_.dtype)) {
       case 1:
         return Move<uint8_t>(a, executor);
