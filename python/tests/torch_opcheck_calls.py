@@ -223,6 +223,10 @@ def vllm_calls(ops):
             query, *caches, torch.empty(3, 4, 32), starts, lens, 0.2, True, None, -1, table, 0.0,
             ops.get_scheduler_metadata(*step),
         ),
+        # Tokens last, which are turned on the way in and out.
+        "causal_conv1d_update_cpu_vec": (
+            torch.randn(2, 8, 3), torch.zeros(4, 8, 3), torch.randn(8, 4), None, "silu", _starts(3, 1), None, -1,
+        ),
         "cpu_attn_reshape_and_cache": (keys[0], keys[1], *caches, slots, "vec"),
         "get_scheduler_metadata": step,
         "onednn_mm": (torch.empty(4, 8), torch.randn(4, 32), None, handler),
