@@ -21,7 +21,9 @@ def merge_attn_states(
     if output_scale is not None:
         raise NotImplementedError("merge_attn_states: output_scale is given; need None: there is no fp8 output")
     tensors = (output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse)
-    tokens = -1 if prefill_tokens_with_context is None else prefill_tokens_with_context
+    tokens = prefill_tokens_with_context
+    if tokens is None or tokens == output.shape[0]:
+        tokens = -1  # which means all, so that steps of any number of tokens are one bound operator
     _call("merge_attn_states")(tensors, (tokens,))
 
 

@@ -160,6 +160,8 @@ def dynamic_per_token_scaled_fp8_quant(out, input, scale, scale_ub):
 
 
 def quantize_fp8e4m3_vec(input, channelwise, scale_opt):
+    if not channelwise and scale_opt is None:
+        raise ValueError("quantize_fp8e4m3_vec: scale_opt is missing; need it where channelwise is false")
     given = None if channelwise else scale_opt.reshape(1)
     return _call("quantize_fp8e4m3_vec")((input, given), (channelwise,))
 
@@ -196,14 +198,20 @@ def selective_state_update_cpu(
     a = _of_heads(A, 1).float()
     d, bias = (None if t is None else _of_heads(t, 1).float() for t in (D, dt_bias))
     dt = _of_heads(dt, 2) if a.dim() == 1 else dt.contiguous()
+    given = out
+    if dt.dtype is not x.dtype:
+        # The operator takes both in one dtype: neither may lose bits before the arithmetic, which is in f32.
+        x, dt, z, out = (None if t is None else t.float() for t in (x, dt, z, out))
     if state_batch_indices is None:
         count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         state_batch_indices = torch.arange(count, dtype=torch.int32)
     tensors = (
-        state, x, dt.to(x.dtype), a, B, C, d, z, bias, state_batch_indices, out, dst_state_batch_indices,
+        state, x, dt, a, B, C, d, z, bias, state_batch_indices, out, dst_state_batch_indices,
         num_accepted_tokens, cu_seqlens,
     )
     _call("selective_state_update_cpu")(tensors, (dt_softplus, null_block_id))
+    if out is not given:
+        given.copy_(out)
 
 
 def mamba_chunk_scan_fwd_cpu(out, final_states, x, dt, A, B, C, D, z, cu_seqlens):
@@ -225,7 +233,7 @@ def causal_conv1d_update_cpu_vec(
         conv_state_indices = torch.arange(count, dtype=torch.int32)
     tensors = (rows.contiguous(), _states(conv_state), weight, bias, conv_state_indices, starts)
     y = _call("causal_conv1d_update_cpu_vec")(tensors, (activation or "", pad_slot_id))
-    return y if x.dim() == 2 else y.view(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2)
+    return y if x.dim() == 2 else y.view(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2).contiguous()
 
 
 def _like_x(x, *rest, **given):

@@ -8,9 +8,15 @@ vllm.general_plugins; README.md shows one. vLLM's own library, if it was loaded 
 its kernels for the CPU are replaced. Equations, roundings and refusals are those of ops/registry; what
 differs from vLLM's is in docs/porting.md, docs/porting_ops.md and docs/porting_attention.md.
 
-The schemas are of mid 2026. vLLM's own kernels cannot read the pages that cpu_attn_reshape_and_cache writes,
-the steps of get_scheduler_metadata or the handlers of create_onednn_mm_handler. So attention and the products
-with handlers are two families, each of which is installed whole or not at all.
+The schemas are of September 2026. vLLM's own kernels cannot read the pages that cpu_attn_reshape_and_cache
+writes, the steps of get_scheduler_metadata, the handlers of create_onednn_mm_handler or what prepack_moe_weight
+and prepack_moe_weight_int8 pack. So attention, the products with handlers, the experts and those of int8 are four
+families, each of which is installed whole or not at all.
+
+Weights of experts and of cpu_gemm_wna16 are packed for Quern's kernels by the first call that sees them, and kept
+with what they were packed from until clear(). A change in place packs them anew, unless PyTorch does not count it:
+through `.data`, or of a tensor of inference mode. Call clear() after such a change. Pass the same scales, zero
+points and biases in every call: each new tensor packs and keeps the weights again.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import torch
 from . import _merge_ops, _named, _named_ops, _recurrent_ops, _speculation, _vllm_products
 from . import torch as quern_torch
 from ._torch_call import name_of_dtype
+from ._vllm_products import clear  # noqa: F401
 
 _call = quern_torch.caller_of
 _object = quern_torch.object_of

@@ -313,7 +313,7 @@ class PackedTest(NearTest):
 
     def test_refusals(self):
         for args, why in (
-            ((torch.zeros(32, 2),), "scale is f32; need u8"),
+            ((torch.zeros(32, 2),), r"scale is f32\[32, 2\]; need u8"),
             ((torch.zeros(33, 2, dtype=torch.uint8),), r"scale is u8\[33, 2\]; need .* a multiple of 32 rows"),
         ):
             with self.assertRaisesRegex(ValueError, why):

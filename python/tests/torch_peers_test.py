@@ -138,6 +138,15 @@ class MergeTest(unittest.TestCase):
             self.check(out, lse.t(), slice(0, merged))
             self.assertTrue(torch.equal(out[merged:], self.b[merged:]))
             self.assertTrue(torch.equal(lse[:, merged:], turned[1][:, merged:]))
+        # Steps whose tokens all have a prefix are one operator, with that number or without.
+        bound = quern.torch.caller_of("merge_attn_states").function.cache
+        made = len(bound)
+        for rows in (5, 4):
+            parts = self.a[:rows], turned[0][:, :rows], self.b[:rows], turned[1][:, :rows]
+            for tokens in (None, rows):
+                ops.merge_attn_states(torch.empty_like(parts[0]), None, *parts, tokens)
+            made += 1
+            self.assertEqual(len(bound), made)
         again = torch.empty_like(out)
         ops.merge_attn_states(again, None, self.a, turned[0], self.b, turned[1], 1)
         self.assertTrue(torch.equal(again, out))
