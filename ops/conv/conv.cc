@@ -14,6 +14,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/conv/conv_parts.h"
 #include "quern/ops/conv/padded_image.h"
+#include "quern/ops/dense_view.h"
 #include "quern/quant/scalar_convert.h"
 
 namespace quern {
@@ -22,7 +23,6 @@ using conv_internal::DenseRows;
 using conv_internal::ExtentsOf;
 using conv_internal::kBlock;
 using conv_internal::kPatchRows;
-using conv_internal::RowsAreDense;
 using conv_internal::WeightsOfOutput;
 
 namespace {
@@ -145,7 +145,7 @@ absl::StatusOr<ConvPlan> ConvPlan::Create(const ConvSpec& spec,
       CheckInput(kOp, "weight", weight, spec.weight_dtype,
                  {spec.out_channels, spec.in_channels / spec.groups,
                   spec.kernel.depth, spec.kernel.height, spec.kernel.width}));
-  if (!RowsAreDense(weight)) {
+  if (!IsDense(weight, 1)) {
     return InvalidArgument(kOp,
                            "weight has gaps between the weights of an output; "
                            "need dense dimensions but for the first");

@@ -12,6 +12,7 @@
 #include "quern/ops/conv/conv.h"
 #include "quern/ops/conv/conv_extents.h"
 #include "quern/ops/conv/conv_kernels.h"
+#include "quern/ops/dense_view.h"
 
 namespace quern {
 namespace conv_internal {
@@ -28,16 +29,6 @@ inline bool WeightsOfOutput(const ConvSpec& s, int64_t* weights) {
          CheckedMul(*weights, s.kernel.width, weights);
 }
 
-// Whether dimensions 1 to rank - 1 are dense.
-inline bool RowsAreDense(const AnyTensorView& v) {
-  int64_t want = 1;
-  for (int d = v.rank() - 1; d >= 1; --d) {
-    if (v.extent(d) > 1 && v.stride(d) != want) return false;
-    want *= v.extent(d);
-  }
-  return true;
-}
-
 // Largest distance of rows, in elements, that every implementation of a product
 // takes: oneDNN holds strides as 32-bit numbers of bytes.
 inline constexpr int64_t kMaxRowStride = (int64_t{1} << 29) - 1;
@@ -45,11 +36,11 @@ inline constexpr int64_t kMaxRowStride = (int64_t{1} << 29) - 1;
 // Whether a product may take the rows of a view where they are. Others are
 // copied.
 inline bool IsMatrix(const AnyTensorView& v) {
-  return RowsAreDense(v) && (v.extent(0) <= 1 || v.stride(0) <= kMaxRowStride);
+  return IsDense(v, 1) && (v.extent(0) <= 1 || v.stride(0) <= kMaxRowStride);
 }
 
 // Rows [first, first + count) of a view as a matrix of `columns`, where
-// RowsAreDense.
+// dimensions 1 to rank - 1 are dense.
 inline AnyTensorView DenseRows(const AnyTensorView& v, int64_t first,
                                int64_t count, int64_t columns) {
   const int64_t stride = v.RowStride();

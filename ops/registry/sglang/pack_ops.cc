@@ -13,6 +13,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -130,7 +131,7 @@ class PackPlan {
                              "weight has gaps within its kernels; need dense "
                              "kernels");
     }
-    if (spec_.transposed || IsDense(out, 0)) return absl::OkStatus();
+    if (spec_.transposed || IsDense(out)) return absl::OkStatus();
     return InvalidArgument(kPlan,
                            "out has gaps; need a dense tensor, as blocks "
                            "follow each other");
@@ -163,15 +164,6 @@ class PackPlan {
  private:
   explicit PackPlan(const Packing& spec) : spec_(spec) {}
 
-  // Whether the elements of all dimensions from `first` on lie side by side.
-  static bool IsDense(const AnyTensorView& v, int first) {
-    int64_t want = 1;
-    for (int d = v.rank(); d-- > first;) {
-      if (v.extent(d) > 1 && v.stride(d) != want) return false;
-      want *= v.extent(d);
-    }
-    return true;
-  }
   int64_t Sums() const { return int8_.has_value() ? spec_.layout.n() : 0; }
   template <typename Allocator>
   int32_t* LayOut(Allocator& a) const {

@@ -16,6 +16,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/registry/op_declaration.h"
 
 namespace quern {
@@ -87,20 +88,6 @@ struct GatherArgs {
   AnyTensorView data, out;
 };
 
-// InvalidArgument unless `v` has no gaps between its elements. CheckInput has
-// accepted it.
-absl::Status CheckDense(const char* field, const AnyTensorView& v) {
-  if (IsEmpty(v)) return absl::OkStatus();
-  int64_t want = 1;
-  for (int d = v.rank(); d-- > 0;) {
-    if (v.extent(d) > 1 && v.stride(d) != want) {
-      return InvalidArgument(kPlan, field, " has gaps; need a dense tensor");
-    }
-    want *= v.extent(d);
-  }
-  return absl::OkStatus();
-}
-
 class GatherPlan {
  public:
   static absl::StatusOr<GatherPlan> Create(const GatherSpec& spec,
@@ -116,8 +103,8 @@ class GatherPlan {
                                      spec_.data.extents));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kPlan, "out", a.out, spec_.out.dtype, spec_.out.extents));
-    QUERN_RETURN_IF_ERROR(CheckDense("data", a.data));
-    QUERN_RETURN_IF_ERROR(CheckDense("out", a.out));
+    QUERN_RETURN_IF_ERROR(CheckDense(kPlan, "data", a.data));
+    QUERN_RETURN_IF_ERROR(CheckDense(kPlan, "out", a.out));
     return CheckApart(kPlan, "data", a.data, "out", a.out);
   }
   void Execute(const GatherArgs& a, Executor&) const noexcept {

@@ -15,6 +15,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -38,14 +39,12 @@ struct Args {
 // [n, channels, depth, height, width] as [n, k], where kernels are dense.
 absl::StatusOr<AnyTensorView> AsMatrix(const char* field,
                                        const AnyTensorView& v) {
-  int64_t k = 1;
-  for (int d = v.rank(); d-- > 1;) {
-    if (v.extent(d) > 1 && v.stride(d) != k) {
-      return InvalidArgument(kPlan, field,
-                             " has gaps within its patches; need dense ones");
-    }
-    k *= v.extent(d);
+  if (!IsDense(v, 1)) {
+    return InvalidArgument(kPlan, field,
+                           " has gaps within its patches; need dense ones");
   }
+  int64_t k = 1;
+  for (int d = 1; d < v.rank(); ++d) k *= v.extent(d);
   return AnyTensorView(v.dtype(), v.data(), 2, {v.extent(0), k},
                        {v.extent(0) > 1 ? v.stride(0) : k, 1});
 }

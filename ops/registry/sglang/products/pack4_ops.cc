@@ -13,6 +13,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -23,19 +24,6 @@ namespace {
 
 constexpr char kPlan[] = "pack";
 constexpr int64_t kCols = 32;
-
-// Refuses a view that is not dense, as blocks follow each other.
-absl::Status CheckDense(const char* field, const AnyTensorView& v) {
-  if (IsEmpty(v)) return absl::OkStatus();
-  int64_t want = 1;
-  for (int d = v.rank(); d-- > 0;) {
-    if (v.extent(d) > 1 && v.stride(d) != want) {
-      return InvalidArgument(kPlan, field, " has gaps; need a dense tensor");
-    }
-    want *= v.extent(d);
-  }
-  return absl::OkStatus();
-}
 
 // ---- convert_scale_packed
 
@@ -57,8 +45,8 @@ class ScalePlan {
         CheckInput(kPlan, "scale", a.scale, DType::kU8, spec_.extents));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(kPlan, "out", a.out, DType::kU8, spec_.extents));
-    QUERN_RETURN_IF_ERROR(CheckDense("scale", a.scale));
-    return CheckDense("out", a.out);
+    QUERN_RETURN_IF_ERROR(CheckDense(kPlan, "scale", a.scale));
+    return CheckDense(kPlan, "out", a.out);
   }
   void Execute(const ScaleArgs& a, Executor& executor) const noexcept {
     QUERN_DCHECK_OK(CheckArgs(a));
@@ -138,7 +126,7 @@ class WordsPlan {
                                    tensor.want.dtype, tensor.want.extents)
                      : CheckInput(kPlan, tensor.name, tensor.view,
                                   tensor.want.dtype, tensor.want.extents));
-      QUERN_RETURN_IF_ERROR(CheckDense(tensor.name, tensor.view));
+      QUERN_RETURN_IF_ERROR(CheckDense(kPlan, tensor.name, tensor.view));
       for (int i = 0; tensor.out && i < 3; ++i) {
         QUERN_RETURN_IF_ERROR(CheckApart(kPlan, all[i].name, all[i].view,
                                          tensor.name, tensor.view));

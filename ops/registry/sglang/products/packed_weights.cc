@@ -16,6 +16,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_call.h"
 #include "quern/ops/registry/sglang/packing/layout.h"
@@ -30,18 +31,11 @@ constexpr int64_t kCols = SglangLayout::kBlockCols;
 // The k of an exponent of MXFP4, and the bytes of a block of 32 in GGUF's form.
 constexpr int64_t kGroup = 32, kBlockBytes = 17;
 
-absl::Status CheckDense(const char* field, const AnyTensorView& v) {
-  if (IsEmpty(v)) return absl::OkStatus();
-  int64_t want = 1;
-  for (int d = v.rank(); d-- > 0;) {
-    if (v.extent(d) > 1 && v.stride(d) != want) {
-      return InvalidArgument(kPlan, field,
-                             " has gaps between its rows; need the dense "
-                             "tensor that SGLang's packing returns");
-    }
-    want *= v.extent(d);
-  }
-  return absl::OkStatus();
+absl::Status CheckPacked(const char* field, const AnyTensorView& v) {
+  if (IsEmpty(v) || IsDense(v)) return absl::OkStatus();
+  return InvalidArgument(kPlan, field,
+                         " has gaps between its rows; need the dense tensor "
+                         "that SGLang's packing returns");
 }
 
 // What a source shows, where it is not the caller's memory.
@@ -289,13 +283,13 @@ absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
   const bool decodes = spec.format == WeightFormat::kI4Group ||
                        spec.format == WeightFormat::kBlocks;
   if (spec.packed && !spec.transposed) {
-    QUERN_RETURN_IF_ERROR(CheckDense(spec.names.w, given.w));
+    QUERN_RETURN_IF_ERROR(CheckPacked(spec.names.w, given.w));
   }
   if (decodes) {
     QUERN_RETURN_IF_ERROR(CheckInput(kPlan, spec.names.scales, given.scales,
                                      spec.scales.dtype, spec.scales.extents));
     if (spec.packed) {
-      QUERN_RETURN_IF_ERROR(CheckDense(spec.names.scales, given.scales));
+      QUERN_RETURN_IF_ERROR(CheckPacked(spec.names.scales, given.scales));
     }
   }
   LinearSource source;
@@ -307,7 +301,7 @@ absl::StatusOr<LinearWeights> PackSglangWeights(const SglangWeightSpec& spec,
   if (spec.format == WeightFormat::kI4Group) {
     QUERN_RETURN_IF_ERROR(CheckInput(kPlan, spec.names.zeros, given.zeros,
                                      DType::kI8, spec.scales.extents));
-    QUERN_RETURN_IF_ERROR(CheckDense(spec.names.zeros, given.zeros));
+    QUERN_RETURN_IF_ERROR(CheckPacked(spec.names.zeros, given.zeros));
     QUERN_RETURN_IF_ERROR(GroupsOf(spec, given, decoded, source));
   } else if (spec.format == WeightFormat::kBlocks) {
     source.scales = AnyTensorView();

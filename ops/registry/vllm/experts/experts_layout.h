@@ -7,10 +7,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 
 namespace quern {
 
@@ -46,22 +44,6 @@ inline absl::Status CheckExpertsShape(absl::string_view op,
   return InvalidArgument(op, field, " has ", layout.k,
                          " columns; need a multiple of ", layout.pair,
                          " with isa=\"amx\"");
-}
-
-// InvalidArgument unless the experts [experts, n, k] lie one behind the other,
-// without gaps. CheckInput has accepted `view`.
-inline absl::Status CheckExpertsDense(absl::string_view op,
-                                      absl::string_view field,
-                                      const AnyTensorView& view) {
-  if (IsEmpty(view)) return absl::OkStatus();
-  int64_t want = view.extent(2);
-  for (int d = 1; d >= 0; --d) {
-    if (view.extent(d) > 1 && view.stride(d) != want) {
-      return InvalidArgument(op, field, " has gaps; need a dense tensor");
-    }
-    want *= view.extent(d);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace quern

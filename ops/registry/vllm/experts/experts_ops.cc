@@ -22,6 +22,7 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -271,7 +272,7 @@ class Experts {
     const ExpertsLayout layout = spec_.layout(m.first);
     QUERN_RETURN_IF_ERROR(CheckInput(kPlan, m.name(), m.codes, spec_.weights,
                                      {spec_.experts, layout.n, layout.k}));
-    QUERN_RETURN_IF_ERROR(CheckExpertsDense(kPlan, m.name(), m.codes));
+    QUERN_RETURN_IF_ERROR(CheckDense(kPlan, m.name(), m.codes));
     if (m.scales.rank() != 0) {
       QUERN_RETURN_IF_ERROR(CheckInput(kPlan, "scale", m.scales, DType::kF32,
                                        {spec_.experts, layout.n}));

@@ -9,6 +9,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/dense_view.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/registry/op_declaration.h"
 #include "quern/ops/registry/vllm/experts/experts.h"
@@ -43,7 +44,7 @@ class Plan {
     QUERN_RETURN_IF_ERROR(CheckOutput(kPlan, "packed_weight", a.packed,
                                       spec_.dtype, {spec_.experts, n, k}));
     QUERN_RETURN_IF_ERROR(CheckElementsApart(kPlan, "weight", a.weight));
-    QUERN_RETURN_IF_ERROR(CheckExpertsDense(kPlan, "packed_weight", a.packed));
+    QUERN_RETURN_IF_ERROR(CheckDense(kPlan, "packed_weight", a.packed));
     return CheckApart(kPlan, "weight", a.weight, "packed_weight", a.packed);
   }
 
